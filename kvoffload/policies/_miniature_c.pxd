@@ -50,7 +50,11 @@ cdef class Miniature:
     cdef Py_ssize_t c_serve(
         self, const Hint* hint, const Hint* last, bint ends, double position, double before
     ) noexcept
-    # The same for a row with hints, which notes sessions and releases the blocks if its session
+    # Serve a row of a trace, whose numbers are set; return False if there is no memory.
+    cdef bint serve_row(
+        self, const Hint* hint, const Hint* last, bint is_told, double position, double before
+    ) noexcept
+    # Serve a row with hints, which notes sessions and releases the blocks if its session
     # ends; there is room for that.
     cdef Py_ssize_t serve_told(
         self, const Hint* hint, const Hint* last, double position, double before

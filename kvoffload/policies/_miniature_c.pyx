@@ -50,7 +50,6 @@ cnp.import_array()
 
 
 # Without tp_clear, since its methods need the policy.
-@cython.final
 @cython.no_gc_clear
 cdef class Miniature:
     """A cache of keys that serves whole requests.
@@ -110,6 +109,15 @@ cdef class Miniature:
         self.store(&self.batch, position, ends)
         self.c_finish(last)
         return num_hits
+
+    cdef bint serve_row(
+        self, const Hint* hint, const Hint* last, bint is_told, double position, double before
+    ) noexcept:
+        if is_told:
+            self.serve_told(hint, last, position, before)
+        else:
+            self.c_serve(NULL, NULL, False, position, before)
+        return not self.no_memory
 
     cdef Py_ssize_t serve_told(
         self, const Hint* hint, const Hint* last, double position, double before
@@ -332,16 +340,13 @@ cdef class Miniature:
                 self.first, self.stop = <Py_ssize_t>before[row], size
                 self.num_left = 0
                 self.subtract_counts(counts, row)
-                if told is None:
-                    self.c_serve(NULL, NULL, False, position, position - lag)
-                else:
+                if told is not None:
                     now, at_begin, at_finish, *_ = told[row]
                     hint = self.policy.hint_of(at_begin, now, &begins)
                     last = self.policy.hint_of(at_finish or at_begin, now, &finishes, True)
                     if last != NULL and last.ends and not self.policy.ensure_release(size):
                         raise MemoryError()
-                    self.serve_told(hint, last, position, position - lag)
-                if self.no_memory:
+                if not self.serve_row(hint, last, told is not None, position, position - lag):
                     raise MemoryError()
                 self.add_counts(counts, row)
                 position += 1.0

@@ -14,20 +14,12 @@ cdef class Holders:
     cdef uint64_t[::1] words                # those of each block together
 
     @cython.locals(
-        words=uint64_t[::1], size=Py_ssize_t, word=Py_ssize_t, bit=uint64_t, index=Py_ssize_t,
-        place=Py_ssize_t, num_new=Py_ssize_t,
+        words=uint64_t[::1], size=Py_ssize_t, num_new=Py_ssize_t, bits=uint64_t, first=Py_ssize_t,
+        word=Py_ssize_t, index=Py_ssize_t, place=Py_ssize_t, before=uint64_t,
     )
-    cpdef Py_ssize_t add(self, const uint32_t[::1] blocks, Py_ssize_t engine) except -1
-    @cython.locals(
-        words=uint64_t[::1], size=Py_ssize_t, word=Py_ssize_t, others=uint64_t, index=Py_ssize_t
-    )
-    cpdef remove(self, const uint32_t[::1] blocks, Py_ssize_t engine)
-    @cython.locals(
-        words=uint64_t[::1], size=Py_ssize_t, word=Py_ssize_t, index=Py_ssize_t, unused=Py_ssize_t
-    )
-    cpdef fill(self, const uint32_t[::1] blocks, bint is_held)
-    @cython.locals(words=uint64_t[::1], first=Py_ssize_t, each=Py_ssize_t)
-    cpdef list of(self, Py_ssize_t block)
+    cpdef Py_ssize_t put(
+        self, const uint32_t[::1] blocks, Py_ssize_t engine, bint is_held
+    ) except -1
     @cython.locals(
         words=uint64_t[::1], size=Py_ssize_t, word=Py_ssize_t, held=uint64_t, index=Py_ssize_t
     )
@@ -35,10 +27,10 @@ cdef class Holders:
 
 
 @cython.locals(
-    size=Py_ssize_t, word=Py_ssize_t, alive=uint64_t, held=uint64_t, gone=uint64_t,
+    size=Py_ssize_t, num_engines=Py_ssize_t, word=Py_ssize_t, alive=uint64_t, held=uint64_t, gone=uint64_t,
     index=Py_ssize_t, place=Py_ssize_t, engine=Py_ssize_t, holders=Holders,
 )
-cpdef list leads(list sets, const uint32_t[::1] blocks, Py_ssize_t num_engines)
+cpdef list leads(list sets, const uint32_t[::1] blocks)
 
 
 cdef class Ahead(Holders):

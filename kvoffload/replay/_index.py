@@ -32,34 +32,23 @@ class Holders:
         self.num_words = -(-num_engines // _WORD)
         self.words = np.zeros(num_blocks * self.num_words, dtype=np.uint64).data
 
-    def add(self, blocks: memoryview, engine: int) -> int:
-        """Note that an engine has blocks; return the number that are new to it."""
-        words, size = self.words, self.num_words
-        word, bit = engine // _WORD, _ONE << engine % _WORD
-        num_new = 0
-        for index in range(len(blocks)):
-            place = blocks[index] * size + word
-            if not words[place] & bit:
-                words[place] |= bit
-                num_new += 1
+    def put(self, blocks: memoryview, engine: int, is_held: bool) -> int:
+        """Note that an engine, or each one for -1, has blocks or not; return how often that is new.
+
+        That counts only for one engine.
+        """
+        words, size, num_new = self.words, self.num_words, 0
+        first = max(0, engine) // _WORD
+        bits = _ONE << max(0, engine) % _WORD
+        for word in range(first, size if engine < 0 else first + 1):
+            if engine < 0:
+                bits = _EVERYONE >> max(0, (word + 1) * _WORD - self.num_engines)
+            for index in range(len(blocks)):
+                place = blocks[index] * size + word
+                before = words[place]
+                words[place] = before | bits if is_held else before & ~bits
+                num_new += words[place] != before
         return num_new
-
-    def remove(self, blocks: memoryview, engine: int) -> None:
-        """Note that an engine no longer has blocks."""
-        words, size = self.words, self.num_words
-        word, others = engine // _WORD, _EVERYONE ^ (_ONE << engine % _WORD)
-        for index in range(len(blocks)):
-            words[blocks[index] * size + word] &= others
-
-    def fill(self, blocks: memoryview, is_held: bool) -> None:
-        """Note that all engines have blocks, or none."""
-        words, size = self.words, self.num_words
-        for index in range(len(blocks)):
-            for word in range(size):
-                words[blocks[index] * size + word] = 0
-                if is_held:
-                    unused = max(0, (word + 1) * _WORD - self.num_engines)
-                    words[blocks[index] * size + word] = _EVERYONE >> unused
 
     def of(self, block: int) -> list[int]:
         """Return the engines that have a block, the lowest first."""
@@ -79,13 +68,13 @@ class Holders:
         return len(blocks)
 
 
-def leads(sets: list[Holders], blocks: memoryview, num_engines: int) -> list[int]:
+def leads(sets: list[Holders], blocks: memoryview) -> list[int]:
     """Return the number of leading blocks for which each engine is in at least one of the sets.
 
     Complexity: O(blocks up to the first at which no engine has the whole prefix).
     """
     holders = sets[0]
-    size = holders.num_words
+    size, num_engines = holders.num_words, holders.num_engines
     found = [len(blocks)] * num_engines
     for word in range(size):
         alive = _EVERYONE

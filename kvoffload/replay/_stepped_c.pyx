@@ -18,35 +18,26 @@ from libc.math cimport NAN, isnan
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
-cimport numpy as cnp
-
 from kvoffload._core.batch cimport (
     Batch,
     batch_close,
     batch_ensure,
     batch_part,
-    batch_set,
     find_changed,
     item_key,
     item_length,
 )
-from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport Node, holds_key, node_at
-from kvoffload.policies._miniature_c cimport Miniature, data_of, new_counts
+from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._steps_c cimport (
     make_ready,
-    num_ready,
     release_unshared,
     resident,
     serve_at_once,
     touch_as_stored,
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
-
-from kvoffload._checks import batch_error
-
-cnp.import_array()
 
 # What a request has done with a block.
 cdef enum:
@@ -62,18 +53,17 @@ cdef struct Own:
     uint32_t node_id
 
 
+# Without tp_clear, as its base.
 @cython.final
-cdef class SteppedRows:
-    """A cache that serves the requests of a trace in steps.
+@cython.no_gc_clear
+cdef class SteppedMiniature(Miniature):
+    """A cache that serves the rows of a trace in steps; it has no `changes`."""
 
-    The flags say from which uses the policy learns; see `Learning` in ``kvoffload.replay.serving``.
-    """
-
-    cdef readonly Miniature cache
-    cdef bint is_lru, is_arc, from_ghosts, by_chain
+    cdef int64_t block_tokens, step_tokens
+    cdef bint is_lru, is_arc, from_ghosts, by_chain     # see `Learning` in ``serving.py``
     cdef Batch part             # some blocks of the request; its items are its own array
     cdef uint64_t part_room
-    cdef uint8_t* stored        # (part_room,) whether each block counts as being stored
+    cdef uint8_t* is_stored     # (part_room,) whether each block counts as being stored
     cdef uint64_t stored_room
     cdef uint8_t* uses          # (size,) flags by place in the prompt
     cdef uint64_t uses_room
@@ -85,194 +75,131 @@ cdef class SteppedRows:
     cdef uint64_t own_room
     cdef uint64_t num_own
     cdef uint64_t next_own
-    cdef Py_ssize_t first       # most loads and offers begin at this block
-    cdef Hint begins            # of the request at work
-    cdef Hint finishes
-    cdef const Hint* hint       # NULL for a trace without hints
-    cdef const Hint* last       # NULL if none is given at the end
-
-    def __cinit__(
-        self,
-        Miniature cache not None,
-        *,
-        bint is_lru,
-        bint is_arc,
-        bint from_ghosts,
-        bint by_chain,
-    ):
-        memset(&self.part, 0, sizeof(Batch))
-        self.cache = cache
-        self.is_lru, self.is_arc = is_lru, is_arc
-        self.from_ghosts, self.by_chain = from_ghosts, by_chain
+    cdef Py_ssize_t local       # most loads and offers begin at this block
+    cdef const Hint* at_begin   # of the request at work; NULL for a trace without hints
+    cdef const Hint* at_finish  # NULL if none is given at the end
 
     def __dealloc__(self):
         discard(self.part.items)
-        discard(self.stored)
+        discard(self.is_stored)
         discard(self.uses)
         discard(self.same)
         discard(self.places)
         discard(self.own)
         batch_close(&self.part)
 
-    cdef bint ensure(self, uint64_t size) noexcept:
+    cdef bint ensure(self, Py_ssize_t size) noexcept:
+        cdef uint64_t room = <uint64_t>size
         return (
-            batch_ensure(&self.part, <Py_ssize_t>size)
-            and grow(
-                <void**>&self.part.items, &self.part_room, size, sizeof(PyObject*), 1
-            )
-            and grow(<void**>&self.stored, &self.stored_room, size, 1, 1)
-            and grow(<void**>&self.uses, &self.uses_room, size, 1, 1)
-            and grow(<void**>&self.same, &self.same_room, size, sizeof(uint32_t), 1)
-            and grow(<void**>&self.own, &self.own_room, size, sizeof(Own), 1)
+            Miniature.ensure(self, size)
+            and batch_ensure(&self.part, size)
+            and grow(<void**>&self.part.items, &self.part_room, room, sizeof(PyObject*), 1)
+            and grow(<void**>&self.is_stored, &self.stored_room, room, 1, 1)
+            and grow(<void**>&self.uses, &self.uses_room, room, 1, 1)
+            and grow(<void**>&self.same, &self.same_room, room, sizeof(uint32_t), 1)
+            and grow(<void**>&self.own, &self.own_room, room, sizeof(Own), 1)
         )
 
     def serve_rows(
         self,
         list keys,
-        starts,
-        blocks,
-        first,
-        *,
+        *rows,
         int64_t block_tokens,
         int64_t step_tokens,
-        double position,
-        double lag,
-        told=None,
+        bint is_lru,
+        bint is_arc,
+        bint from_ghosts,
+        bint by_chain,
+        **options,
     ):
         """Serve the requests of a trace; return the counts of each, (rows, 5) int64.
 
-        Arguments are those of `Miniature.serve_rows`, and the tokens of a block and of a step. With
-        a `lag` of 0 a store ends in its request, else before the row that follows `lag` others.
+        Other arguments are those of `Miniature.serve_rows`. The tokens are those of a block and of
+        a step; the flags say from which uses the policy learns.
         """
-        cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
-        cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
-        cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
-        cdef cnp.npy_intp num_rows = len(first)
-        cdef Py_ssize_t row, index, size
-        cdef uint32_t place
-        cdef uint64_t num_keys = len(keys)
-        cdef bint ends
-        cdef PyObject** items = list_items(keys)
-        cdef Miniature cache = self.cache
-        cdef cnp.ndarray counts = new_counts(num_rows)
-        if len(starts) != num_rows + 1 or block_tokens < 1 or step_tokens < 1:
-            raise ValueError("starts must have one more than first, tokens be 1 or more")
-        if told is not None and len(told) != num_rows:
-            raise ValueError(f"told must have {num_rows} rows, got {len(told)}")
-        if first_bad(items, 0, <Py_ssize_t>num_keys) != <Py_ssize_t>num_keys:
-            raise batch_error(keys, "keys")
-        if num_keys > self.places_room:
+        if block_tokens < 1 or step_tokens < 1:
+            raise ValueError("the tokens of a block and of a step must be 1 or more")
+        self.block_tokens, self.step_tokens = block_tokens, step_tokens
+        self.is_lru, self.is_arc = is_lru, is_arc
+        self.from_ghosts, self.by_chain = from_ghosts, by_chain
+        if <uint64_t>len(keys) > self.places_room:
             if not grow(
-                <void**>&self.places, &self.places_room, num_keys, sizeof(uint32_t), 1
+                <void**>&self.places, &self.places_room, len(keys), sizeof(uint32_t), 1
             ):
                 raise MemoryError()
             memset(self.places, 0, self.places_room * sizeof(uint32_t))
-        for row in range(num_rows):
-            size = <Py_ssize_t>(start[row + 1] - start[row])
-            if not 0 <= start[row] <= start[row + 1] <= len(blocks) or not 0 <= before[row] <= size:
-                raise ValueError(f"row {row} must lie in blocks, and first in the row")
-            if not cache.ensure(size) or not self.ensure(<uint64_t>size):
-                raise MemoryError()
-            batch_set(&cache.batch, cache.items, size)
-            for index in range(size):
-                place = all_blocks[start[row] + index]
-                if place >= num_keys:
-                    raise ValueError(f"row {row} must have keys, got {place}")
-                cache.items[index] = items[place]
-                self.uses[index] = 0
-                # The place is right if the prompt has this block there.
-                self.same[index] = self.places[place]
-                if (
-                    self.same[index] >= <uint32_t>index
-                    or all_blocks[start[row] + self.same[index]] != place
-                ):
-                    self.same[index] = self.places[place] = <uint32_t>index
-            cache.subtract_counts(counts, row)
-            self.hint = self.last = NULL
-            if told is not None:
-                now, at_begin, at_finish, *_ = told[row]
-                self.hint = cache.policy.hint_of(at_begin, now, &self.begins)
-                self.last = cache.policy.hint_of(at_finish, None, &self.finishes, True)
-                ends = self.last != NULL and self.last.ends
-                if ends and not cache.policy.ensure_release(size):
-                    raise MemoryError()
-            self.serve(
-                <Py_ssize_t>before[row],
-                block_tokens,
-                step_tokens,
-                NAN if lag == 0 else position,
-                position - lag,
-            )
-            if cache.no_memory:
-                raise MemoryError()
-            cache.add_counts(counts, row)
-            position += 1.0
-        return counts
+        return Miniature.serve_rows(self, keys, *rows, **options)
 
-    cdef Py_ssize_t serve(
-        self,
-        Py_ssize_t local,
-        int64_t block_tokens,
-        int64_t step_tokens,
-        double position,
-        double before,
+    cdef bint serve_row(
+        self, const Hint* hint, const Hint* last, bint is_told, double position, double before
     ) noexcept:
-        """Serve the request that was taken, of which the accelerator has `local` blocks."""
-        cdef Miniature cache = self.cache
-        cdef Batch* batch = &cache.batch
+        cdef Batch* batch = &self.batch
         cdef Batch asked
         cdef Py_ssize_t size = batch.size, hits, index, start, stop, waiting = -1
-        cdef int64_t kept, end, length, step = 0, last = 0
-        cdef uint64_t evicted = cache.evicted
-        cache.no_memory = False
+        cdef int64_t kept, end, length, step = 0, last_step = 0
+        cdef uint64_t evicted = self.evicted
+        self.no_memory = False
         self.num_own = self.next_own = 0
-        self.first = 0
-        cache.end_stores(before)
-        find_changed(cache.policy.table, batch)
-        asked = batch_part(batch, local, batch.size)
-        hits = num_ready(cache.policy.table, &asked)
-        cache.asked += <uint64_t>asked.size
-        cache.hits += <uint64_t>hits
+        self.local = 0
+        self.at_begin, self.at_finish = hint, last
+        self.find_same()
+        self.end_stores(before)
+        hits = self.ask()
         if self.by_chain:  # such a policy learns from the whole request
-            cache.policy.begin_request(batch, self.hint)
+            self.policy.begin_request(batch, self.at_begin)
         if hits:
-            self.first = local
-            for index in range(local, local + hits):
+            self.local = self.first
+            for index in range(self.first, self.first + hits):
                 self.uses[self.same[index]] |= USED
-        start = local + hits if hits else 0
-        kept = (local + hits) * block_tokens
+        if before == position:  # the store ends in this request
+            position = NAN
+        start = self.first + hits if hits else 0
+        kept = (self.first + hits) * self.block_tokens
         # One token at least is computed, which may be behind the last block.
-        length = max(size * block_tokens, kept + 1)
+        length = max(size * self.block_tokens, kept + 1)
         end = kept
         while end < length:
-            end = min((end // block_tokens + 1) * block_tokens, length)
-            step = (end - kept + step_tokens - 1) // step_tokens
-            end = min(kept + step * step_tokens, length)
-            stop = <Py_ssize_t>(end // block_tokens)
+            end = min((end // self.block_tokens + 1) * self.block_tokens, length)
+            step = (end - kept + self.step_tokens - 1) // self.step_tokens
+            end = min(kept + step * self.step_tokens, length)
+            stop = <Py_ssize_t>(end // self.block_tokens)
             if stop > start:
-                last = step
-                self.end_own(last - 1)
+                last_step = step
+                self.end_steps(step - 1)
                 if waiting < 0:
                     waiting = start
-                if self.offer(waiting, min(stop, size), last, position):
+                if self.offer(waiting, min(stop, size), step, position):
                     waiting = -1
                 start = stop
-        for step in range(last + 1, last + 3):  # of the answer: then all stores have ended
-            if waiting >= 0 and self.end_own(step - 1) and self.offer(
+        for step in range(last_step + 1, last_step + 3):  # of the answer: then all stores have ended
+            if waiting >= 0 and self.end_steps(step - 1) and self.offer(
                 waiting, min(start, size), step, position
             ):
                 waiting = -1
         batch.size, batch.found_at = size, 0
-        self.use_all(cache.evicted > evicted)
-        if self.hint != NULL:
+        self.use_all(self.evicted > evicted)
+        if is_told:
             self.end_session()
-        self.end_own(last + 4)
-        return hits
+        self.end_steps(last_step + 4)
+        return not self.no_memory
 
-    cdef bint end_own(self, int64_t before) noexcept:
+    cdef void find_same(self) noexcept:
+        """Note where each block of the request is first in the prompt, and that none is used."""
+        cdef Py_ssize_t index
+        cdef uint32_t number, place
+        for index in range(self.batch.size):
+            number = self.numbers[index]
+            place = self.places[number]
+            # The place is right if the prompt has this block there.
+            if place >= <uint32_t>index or self.numbers[place] != number:
+                place = self.places[number] = <uint32_t>index
+            self.same[index] = place
+            self.uses[index] = 0
+
+    cdef bint end_steps(self, int64_t before) noexcept:
         """End the stores of earlier steps; return whether there were any."""
-        cdef CompiledPolicy policy = self.cache.policy
-        cdef Batch* batch = &self.cache.batch
+        cdef CompiledPolicy policy = self.policy
+        cdef Batch* batch = &self.batch
         cdef bint has_ended = False
         cdef const Own* own
         cdef Node* node
@@ -293,9 +220,8 @@ cdef class SteppedRows:
         self, Py_ssize_t start, Py_ssize_t stop, int64_t step, double position
     ) noexcept:
         """Offer a part of the blocks; return whether the offer was accepted."""
-        cdef Miniature cache = self.cache
-        cdef CompiledPolicy policy = cache.policy
-        cdef Batch* batch = &cache.batch
+        cdef CompiledPolicy policy = self.policy
+        cdef Batch* batch = &self.batch
         cdef Batch offered
         cdef Py_ssize_t index, num_admitted, chosen
         cdef Node* node
@@ -324,7 +250,7 @@ cdef class SteppedRows:
                 uses[0] |= MISSED
             elif not uses[0] & OWN and node.block.ref_cnt >= 0:
                 uses[0] |= USED
-        num_admitted = cache.store(&offered, position, False)
+        num_admitted = self.store(&offered, position, False)
         batch.found_at = 0
         if num_admitted < 0:
             return False
@@ -346,8 +272,8 @@ cdef class SteppedRows:
 
     cdef void use_all(self, bint has_evicted) noexcept:
         """Use the loaded and offered blocks; the first is the most recent."""
-        cdef CompiledPolicy policy = self.cache.policy
-        cdef Batch* batch = &self.cache.batch
+        cdef CompiledPolicy policy = self.policy
+        cdef Batch* batch = &self.batch
         cdef Py_ssize_t index
         cdef uint8_t uses
         cdef Node* node
@@ -368,16 +294,16 @@ cdef class SteppedRows:
         if not self.choose(USED | OWN, MISSED if self.by_chain else 0, batch.size):
             return
         if self.by_chain:
-            policy.finish_request(&self.part, self.last)
+            policy.finish_request(&self.part, self.at_finish)
         elif self.is_lru:  # what stored them makes no difference
             policy.touch_batch(&self.part)
         else:
-            touch_as_stored(policy, &self.part, self.stored)
+            touch_as_stored(policy, &self.part, self.is_stored)
 
     cdef void end_session(self) noexcept:
         """Note the session of the request; release its blocks if the session ends."""
-        cdef CompiledPolicy policy = self.cache.policy
-        cdef Batch* batch = &self.cache.batch
+        cdef CompiledPolicy policy = self.policy
+        cdef Batch* batch = &self.batch
         cdef Py_ssize_t known = batch.size
         find_changed(policy.table, batch)
         while known and (
@@ -385,7 +311,7 @@ cdef class SteppedRows:
         ):
             known -= 1
         serve_at_once(policy.table, batch, known, 1)
-        if self.last != NULL and self.last.ends:
+        if self.at_finish != NULL and self.at_finish.ends:
             release_unshared(policy, batch)
 
     cdef Py_ssize_t choose(self, uint8_t flags, uint8_t others, Py_ssize_t size) noexcept:
@@ -399,12 +325,12 @@ cdef class SteppedRows:
         for index in range(size):
             number += self.same[index] == <uint32_t>index and self.uses[index] & wanted != 0
         # Mostly these are all.
-        while run < number and self.first + run < size and (
-            self.uses[self.same[self.first + run]] & wanted
+        while run < number and self.local + run < size and (
+            self.uses[self.same[self.local + run]] & wanted
         ):
             run += 1
         if run == number:
-            for index in range(self.first, self.first + run):
+            for index in range(self.local, self.local + run):
                 self.add(index)
             return number
         for index in range(size):
@@ -414,11 +340,11 @@ cdef class SteppedRows:
 
     cdef void add(self, Py_ssize_t index) noexcept:
         """Add a block of the request, whose node was found, to the part."""
-        cdef const Batch* batch = &self.cache.batch
+        cdef const Batch* batch = &self.batch
         cdef Py_ssize_t place = self.part.size
         cdef uint8_t uses = self.uses[self.same[index]]
         self.part.items[place] = batch.items[index]
         self.part.node_ids[place] = batch.node_ids[index]
         self.part.hashes[place] = batch.hashes[index]  # read where there is no node
-        self.stored[place] = uses & (ENDED | USED) == ENDED
+        self.is_stored[place] = uses & (ENDED | USED) == ENDED
         self.part.size += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvoffload.traces import Request
 
-__all__ = ["Arrivals", "ArrivalsCollector", "Collector", "NoSessionsError", "followers"]
+__all__ = ["Arrays", "Arrivals", "Collector", "NoSessionsError", "followers"]
 
 _NANOSECONDS_A_MS = 10**6
 _MOST_NS = 2**62
@@ -27,8 +27,22 @@ class NoSessionsError(ValueError):
     """A trace has no sessions whose requests could wait for each other."""
 
 
+class Arrays:
+    """A dataclass whose fields are arrays, and optional further parts."""
+
+    __slots__ = ()
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays by name: keyword arguments of its constructor for one that equals it.
+
+        Further parts are left out.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(Arrays):
     """The arrival of each request of a trace and its place in its session: 48 bytes per request.
 
     Attributes
@@ -73,10 +87,32 @@ class Arrivals:
         TraceError
             As the trace does.
         """
-        collector = ArrivalsCollector()
-        for request in requests:
-            collector.add(request)
-        return collector.arrivals()
+        return cls.of_collected(Collector(requests))
+
+    @classmethod
+    def of_collected(cls, collector: Collector) -> Arrivals:
+        """Return the arrivals of the requests of a collector."""
+        sessions = np.array(collector.sessions, dtype=np.int64)
+        recorded, service = _nanoseconds(collector.times), _nanoseconds(collector.service)
+        order = np.lexsort((recorded, sessions))  # stable: equal times are ordered by place
+        before, after = followers(sessions, order)
+        following, wait = np.full(len(sessions), NONE), np.zeros(len(sessions), dtype=np.int64)
+        following[before] = after
+        wait[after] = recorded[after] - recorded[before]
+        think = np.array(collector.think)
+        known = after[~np.isnan(think[after])]
+        wait[known] = _nanoseconds(think[known])
+        names = [name.encode("utf-8", "surrogatepass") for name in collector.numbers]
+        return cls(
+            recorded,
+            wait,
+            service,
+            np.array(collector.answers, dtype=np.int64),
+            following,
+            sessions,
+            np.frombuffer(b"".join(names), dtype=np.uint8),
+            np.cumsum([0, *map(len, names)], dtype=np.int64),
+        )
 
     @property
     def num_requests(self) -> int:
@@ -101,72 +137,45 @@ class Arrivals:
         names = self.names.tobytes()
         return [names[start:end] for start, end in itertools.pairwise(self.name_starts.tolist())]
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name: ``Arrivals(**arrivals.arrays())`` equals them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 class Collector:
-    """A pass over a trace that notes the sessions and the times of its requests."""
+    """A pass over a trace that notes what arrivals and hints depend on: 49 bytes per request.
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}  # of the sessions
-        self._sessions, self._times = array("q"), array("d")  # ms
+    Attributes
+    ----------
+    numbers : dict
+        The number of each session by its name, from 0 in the order of first appearance.
+    sessions : array of int
+        Number of each request's session, -1 for none.
+    answers : array of int
+        Its answer, tokens.
+    times, think, service, expect : array of float
+        Its times, milliseconds; NaN where unknown, 0 for `service`.
+    ends : bytearray
+        Whether it ends its session.
+    """
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        self.numbers: dict[str, int] = {}
+        self.sessions, self.answers = array("q"), array("q")
+        self.times, self.service = array("d"), array("d")
+        self.think, self.expect = array("d"), array("d")
+        self.ends = bytearray()
+        for request in requests:
+            self.add(request)
 
     def add(self, request: Request) -> None:
         """Note a request."""
         session = request.session
-        self._sessions.append(
-            NONE if session is None else self._numbers.setdefault(session, len(self._numbers))
+        self.sessions.append(
+            NONE if session is None else self.numbers.setdefault(session, len(self.numbers))
         )
-        self._times.append(request.timestamp)
-
-    def collecting(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield requests and note them."""
-        for request in requests:
-            self.add(request)
-            yield request
-
-
-class ArrivalsCollector(Collector):
-    """A pass over a trace that finds its `Arrivals`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._answers = array("q")
-        self._think, self._service = array("d"), array("d")  # ms
-
-    def add(self, request: Request) -> None:
-        """Note a request."""
-        super().add(request)
-        self._answers.append(request.output_length)
-        self._think.append(math.nan if request.think is None else request.think)
-        self._service.append(0 if request.service is None else request.service)
-
-    def arrivals(self) -> Arrivals:
-        """Return the arrivals."""
-        sessions = np.array(self._sessions, dtype=np.int64)
-        recorded, service = _nanoseconds(self._times), _nanoseconds(self._service)
-        order = np.lexsort((recorded, sessions))  # stable: equal times are ordered by place
-        before, after = followers(sessions, order)
-        following, wait = np.full(len(sessions), NONE), np.zeros(len(sessions), dtype=np.int64)
-        following[before] = after
-        wait[after] = recorded[after] - recorded[before]
-        think = np.array(self._think)
-        known = after[~np.isnan(think[after])]
-        wait[known] = _nanoseconds(think[known])
-        answers = np.array(self._answers, dtype=np.int64)
-        names = [name.encode("utf-8", "surrogatepass") for name in self._numbers]
-        return Arrivals(
-            recorded,
-            wait,
-            service,
-            answers,
-            following,
-            sessions,
-            np.frombuffer(b"".join(names), dtype=np.uint8),
-            np.cumsum([0, *map(len, names)], dtype=np.int64),
-        )
+        self.answers.append(request.output_length)
+        self.times.append(request.timestamp)
+        self.service.append(0 if request.service is None else request.service)
+        self.think.append(math.nan if request.think is None else request.think)
+        self.expect.append(math.nan if request.expect is None else request.expect)
+        self.ends.append(request.ends)
 
 
 def followers(

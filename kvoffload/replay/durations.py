@@ -55,10 +55,7 @@ class DurationHistogram:
         for step in sorted(self._counts):
             seen += self._counts[step]
             if seen >= wanted:
-                return min(self.max, _upper_end(step))
+                shift = max(0, (step >> _STEP_BITS) - 1)
+                upper_end = ((step - (shift << _STEP_BITS) + 1) << shift) - 1
+                return min(self.max, upper_end)
         return self.max
-
-
-def _upper_end(step: int) -> int:
-    shift = max(0, (step >> _STEP_BITS) - 1)
-    return ((step - (shift << _STEP_BITS) + 1) << shift) - 1

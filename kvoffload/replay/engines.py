@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ from .index import DEVICE, HOST, TIER, Change
 from .policies import is_own, new_manager, new_miniature
 from .results import COUNTS
 from .rows import Rows
-from .serving import GroupServed, GroupServer, Learning
+from .serving import GroupServer, Learning, SteppedRequest
 from .tiers import TieredServer
 
 __all__ = ["Counts", "Engine", "Hits", "new_engines"]
@@ -127,20 +126,19 @@ class RowEngine(Engine):
         super().__init__(rows, counts, configuration)
         groups = configuration.groups
         self._slots = configuration.device
-        self._host = new_miniature(configuration.policy, configuration.host)
+        in_steps = groups.step_tokens is not None
+        self._host = new_miniature(configuration.policy, configuration.host, in_steps=in_steps)
         self._changes: list[Change] = []
         # As `serve_rows` takes them, of one row.
         self._starts, self._first = np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._serve_rows = functools.partial(self._host.serve_rows, nodes=rows.nodes)
-        if groups.step_tokens is not None:
+        if in_steps:
             learning = Learning.of(registry.parse(configuration.policy).entry)
-            stepped = import_module("kvoffload.replay._stepped_c").SteppedRows(
-                self._host, **asdict(learning)
-            )
             self._serve_rows = functools.partial(
-                stepped.serve_rows,
+                self._serve_rows,
                 block_tokens=groups.block_tokens,
                 step_tokens=groups.step_tokens,
+                **asdict(learning),
             )
         self._pending = configuration.pending
 
@@ -231,12 +229,7 @@ class ManagerEngine(Engine):
         request = self._host.begin(hashes, **said)
         behind = None if self._tier is None else self._tier.begin(hashes)
         prefill = self._prefill = _Prefill(row, hashes, told, request, behind, [], [], [])
-        in_host = request.lookup(on_device)
-        if in_host:
-            self._load(prefill, on_device, on_device + in_host)
-        from_tier = 0
-        if behind is not None:
-            in_host, from_tier = self._read(prefill, on_device, in_host)
+        in_host, from_tier = self._read(prefill, on_device)
         self._spent = perf_counter_ns() - start
         size = self._size
         self._noted |= {"device": on_device * size, "host": in_host * size}
@@ -248,20 +241,24 @@ class ManagerEngine(Engine):
         prefill.request.prepare_load(start, stop)
         prefill.loads.append((start, stop))
 
-    def _read(self, prefill: _Prefill, on_device: int, in_host: int) -> tuple[int, int]:
-        """Read leading blocks from host memory and the tier in turn, while either has the next.
+    def _read(self, prefill: _Prefill, end: int) -> tuple[int, int]:
+        """Read blocks from `end` on from host memory and the tier in turn, while either has one.
 
         Returns the number from each. A block from the tier needs a slot of host memory; without one
         the read ends.
         """
         hashes, request, behind = prefill.hashes, prefill.request, prefill.behind
-        from_tier, end = 0, on_device + in_host
-        while on_tier := behind.lookup(end):
-            wanted = end + on_tier
-            stored = self._store(hashes[end:wanted])
+        in_host = from_tier = 0
+        while True:
+            found = request.lookup(end)
+            if found:
+                self._load(prefill, end, end + found)
+                in_host, end = in_host + found, end + found
+            on_tier = 0 if behind is None else behind.lookup(end)
+            stored = self._store(hashes[end : end + on_tier]) if on_tier else None
             if stored is None:
-                break
-            got = set(stored)
+                return in_host, from_tier
+            first, wanted, got = end, end + on_tier, set(stored)
             if len(got) == on_tier:  # mostly
                 from_tier, end = from_tier + on_tier, wanted
             while end < wanted:
@@ -275,16 +272,10 @@ class ManagerEngine(Engine):
                 self._load(prefill, end, end + found)
                 in_host, end = in_host + found, end + found
             prefill.promoted += stored
-            behind.prepare_load(wanted - on_tier, end)
-            behind.complete_load(wanted - on_tier, end)
+            behind.prepare_load(first, end)
+            behind.complete_load(first, end)
             if end < wanted:
-                break
-            found = request.lookup(end)
-            if found:
-                self._load(prefill, end, end + found)
-                in_host += found
-                end += found
-        return in_host, from_tier
+                return in_host, from_tier
 
     def _store(self, blocks: list[BlockHash]) -> list[BlockHash] | None:
         """Offer blocks to host memory; return those that got a slot, None if it refuses."""
@@ -365,11 +356,10 @@ class GroupEngine(Engine):
         super().__init__(rows, counts, configuration)
         groups, ends_stores = configuration.groups, not configuration.pending
         self._tier = tier
-        self._server = GroupServer(groups, host, ends_stores=ends_stores)
-        if tier is not None:
-            self._server = TieredServer(groups, host, tier, ends_stores=ends_stores)
+        kind = GroupServer if tier is None else TieredServer
+        self._server = kind(groups, host, tier, ends_stores=ends_stores)
         self._num_pending = configuration.pending
-        self._in_flight: deque[GroupServed] = deque()
+        self._in_flight: deque[SteppedRequest] = deque()
         self._tier_stored = 0
 
     def begin(self, row: int, told: Told | None) -> Hits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from kvoffload._checks import check_int
@@ -257,26 +257,23 @@ class GroupChunks:
         check_int("block_tokens", block_tokens, 1, MAX_CHUNK_TOKENS)
         if step_tokens is not None:
             check_step_tokens(step_tokens)
-        blocks = [group.block_tokens for group in layout.groups]
-        unit = math.gcd(*blocks)
-        smallest = block_tokens * max(1, (2 * unit + block_tokens) // (2 * block_tokens))
-        blocks_per_chunk = max(1, (2 * smallest + unit) // (2 * unit))
-        chunks = tuple(block // unit * smallest for block in blocks)
-        largest = max(*chunks, max(blocks) * blocks_per_chunk)
+        groups = cls._bound(layout, block_tokens, retention, step_tokens)
+        largest = max(*groups.chunk_tokens, *groups.engine_chunk_tokens)
         if largest > MAX_CHUNK_TOKENS:
             raise ValueError(
                 f"block_tokens must give chunks of at most {MAX_CHUNK_TOKENS} tokens, got "
                 f"{block_tokens}, which gives {largest}"
             )
-        groups = cls._bound(
-            layout,
-            block_tokens,
-            retention,
-            step_tokens,
-            chunks=chunks,
-            blocks_per_chunk=blocks_per_chunk,
-        )
-        groups._check_retention()
+        if retention and not layout.is_sparse:
+            raise ValueError(
+                "retention must be 0 or none where no group is a window or a state, got "
+                f"{retention}"
+            )
+        multiple = groups.retention_multiple
+        if retention and (retention < 0 or retention % multiple):
+            raise ValueError(
+                f"retention must be 0, none or a multiple of {multiple}, got {retention}"
+            )
         return groups
 
     @classmethod
@@ -311,8 +308,8 @@ class GroupChunks:
         size = 1 if block_tokens is None else block_tokens
         check_int("block_tokens", size, 1)
         layout = GroupLayout((Group("full", 1, size),), block_bytes)
-        groups = cls._bound(layout, size, 0, step_tokens, chunks=(size,), blocks_per_chunk=1)
-        return replace(groups, is_plain=True, knows_tokens=block_tokens is not None)
+        knows = block_tokens is not None
+        return cls._bound(layout, size, 0, step_tokens, is_plain=True, knows_tokens=knows)
 
     @classmethod
     def _bound(
@@ -322,11 +319,15 @@ class GroupChunks:
         retention: Retention,
         step_tokens: int | None,
         *,
-        chunks: tuple[int, ...],
-        blocks_per_chunk: int,
+        is_plain: bool = False,
+        knows_tokens: bool = True,
     ) -> GroupChunks:
-        """Return groups whose chunks have some tokens in the trace."""
+        """Bind groups to the blocks of a trace, with arguments that were checked."""
         blocks = [group.block_tokens for group in layout.groups]
+        unit = math.gcd(*blocks)
+        smallest = block_tokens * max(1, (2 * unit + block_tokens) // (2 * block_tokens))
+        blocks_per_chunk = max(1, (2 * smallest + unit) // (2 * unit))
+        chunks = tuple(block // unit * smallest for block in blocks)
         engine_chunks = tuple(block * blocks_per_chunk for block in blocks)
         rules = tuple(
             _Rule.of(group, chunk, group.block_tokens if chunks == engine_chunks else chunk)
@@ -343,8 +344,8 @@ class GroupChunks:
             engine_chunk_tokens=engine_chunks,
             align=max(of_full or chunks) if len(of_full) < 2 else None,
             step_tokens=step_tokens,
-            is_plain=False,
-            knows_tokens=True,
+            is_plain=is_plain,
+            knows_tokens=knows_tokens,
             _rules=rules,
             _order=tuple(sorted(range(len(rules)), key=lambda g: (spans[g] > 0, -spans[g]))),
             _interval=(retention or 0) // math.gcd(*engine_chunks) * math.gcd(*chunks),
@@ -398,19 +399,6 @@ class GroupChunks:
         pairs = zip(groups, self.engine_chunk_tokens, strict=True)
         chunks = (tokens for group, tokens in pairs if group.kind != "full")
         return math.lcm(*(group.block_tokens for group in groups), *chunks)
-
-    def _check_retention(self) -> None:
-        """Raise ValueError unless the engine accepts the retention."""
-        retention, multiple = self.retention, self.retention_multiple
-        if retention and not self.layout.is_sparse:
-            raise ValueError(
-                "retention must be 0 or none where no group is a window or a state, got "
-                f"{retention}"
-            )
-        if retention and (retention < 0 or retention % multiple):
-            raise ValueError(
-                f"retention must be 0, none or a multiple of {multiple}, got {retention}"
-            )
 
     def is_bounded(self, *, junctions: bool) -> bool:
         """Return whether an unbounded cache is an upper bound of every policy's hits.
@@ -473,7 +461,10 @@ class GroupChunks:
                 if limit - local < chunk:
                     return 0
                 start = local // chunk
-                count = _present(runs, group, rule, local, limit)
+                if rule.span:
+                    count = _last_run(runs, group, rule, local, limit)
+                else:
+                    count = runs.leading(group, start, _whole(limit, chunk))
                 if count == 0:
                     return 0
                 if count is None:
@@ -757,16 +748,6 @@ def _local_hit(rule: _Rule, limit: int, align: int, has: Callable[[int], bool]) 
             if run == needed:
                 return (chunk + run) * size
     return run * size // align * align
-
-
-def _present(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int | None:
-    """Return the number of chunks from `local` on with which a group allows a hit before `limit`.
-
-    None if they are being fetched.
-    """
-    if rule.span:
-        return _last_run(runs, group, rule, local, limit)
-    return runs.leading(group, local // rule.chunk, _whole(limit, rule.chunk))
 
 
 def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int | None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +22,10 @@ from kvoffload._checks import check_int, check_word
 from kvoffload.errors import describe
 from kvoffload.traces import Request
 
-from .arrivals import NONE, Collector, followers
+from .arrivals import NONE, Arrays, Collector, followers
 
 __all__ = [
     "HINT_KINDS",
-    "HintCollector",
     "HintKind",
     "HintOptions",
     "NothingToldError",
@@ -110,7 +108,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceHints:
+class TraceHints(Arrays):
     """The hints of each request of a trace, in order: 18 bytes per request.
 
     A request that ends its session says so at its finish and gives no time; any other says at its
@@ -149,10 +147,23 @@ class TraceHints:
         TraceError
             As the trace does.
         """
-        collector = HintCollector(options)
-        for request in requests:
-            collector.add(request)
-        return collector.hints()
+        return cls.of_collected(Collector(requests), options)
+
+    @classmethod
+    def of_collected(cls, collector: Collector, options: HintOptions) -> TraceHints:
+        """Return the hints of the requests of a collector."""
+        times, sessions = np.array(collector.times), np.array(collector.sessions)
+        order = np.argsort(sessions, kind="stable")
+        before, after = followers(sessions, order)
+        gaps = np.full(len(times), np.nan)
+        gaps[before] = times[after] - times[before]
+        own = np.array(collector.expect)
+        gaps = np.where(np.isnan(own), gaps, own)
+        ends = np.frombuffer(collector.ends, dtype=np.bool_).copy()
+        ends[before] = False
+        _check_known(options, gaps, ends)
+        gaps = np.maximum(gaps, LEAST_MS) / 1000
+        return cls(times / 1000, *_said(collector, options, order, gaps, ends))
 
     @property
     def num_requests(self) -> int:
@@ -169,14 +180,11 @@ class TraceHints:
         """Number of requests whose client says that the session ends."""
         return int(self.ends.sum())
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name: ``TraceHints(**hints.arrays())`` equals the hints."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def of_each(self) -> Iterator[Told]:
-        """Yield the hints of each request."""
-        for start in range(0, self.num_requests, ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
+    def of_each(self, order: Numbers | None = None) -> Iterator[Told]:
+        """Yield the hints of each request, or of those at some places of the trace."""
+        order = np.arange(self.num_requests) if order is None else order
+        for start in range(0, len(order), ROWS_AT_ONCE):
+            rows = order[start : start + ROWS_AT_ONCE]
             told = (column[rows].tolist() for column in self.arrays().values())
             for now_s, expect_s, ends, lies in zip(*told, strict=True):
                 if ends:
@@ -191,83 +199,52 @@ class TraceHints:
 _ENDS = Hints(ends=True)
 
 
-class HintCollector(Collector):
-    """A pass over a trace that collects `TraceHints`: some 25 bytes per request, and names."""
+def _check_known(options: HintOptions, gaps: Times, ends: Flags) -> None:
+    """Raise NothingToldError if the trace has no data for the requested hints."""
+    told, count = options.told, len(gaps)
+    missing = []
+    if told != "expect" and not ends.any():
+        missing.append("ends a session")
+    if told != "ends" and not (gaps > 0).any():
+        missing.append("has a time until the session's next one")
+    if len(missing) == (2 if told == "both" else 1):
+        raise NothingToldError(
+            f"told must be what the trace knows, got {told!r}, and none of {count:,} requests "
+            f"{' or '.join(missing)}"
+        )
 
-    def __init__(self, options: HintOptions) -> None:
-        super().__init__()
-        self._options = options
-        self._expect = array("d")  # milliseconds; NaN where not known
-        self._ends = bytearray()
 
-    def add(self, request: Request) -> None:
-        """Note a request."""
-        super().add(request)
-        self._expect.append(math.nan if request.expect is None else request.expect)
-        self._ends.append(request.ends)
+def _said(
+    collector: Collector, options: HintOptions, order: Numbers, gaps: Times, ends: Flags
+) -> tuple[Times, Flags, Flags]:
+    """Return the expected times and the ends that clients say, and who lies.
 
-    def hints(self) -> TraceHints:
-        """Return the hints; `NothingToldError` if the trace has no data for any."""
-        times, sessions = np.array(self._times), np.array(self._sessions)
-        order = np.argsort(sessions, kind="stable")
-        before, after = followers(sessions, order)
-        gaps = np.full(len(times), np.nan)
-        gaps[before] = times[after] - times[before]
-        own = np.array(self._expect)
-        gaps = np.where(np.isnan(own), gaps, own)
-        ends = np.frombuffer(self._ends, dtype=np.bool_).copy()
-        ends[before] = False
-        self._check(gaps, ends)
-        gaps = np.maximum(gaps, LEAST_MS) / 1000
-        return TraceHints(times / 1000, *self._said(order, sessions, gaps, ends))
-
-    def _check(self, gaps: Times, ends: Flags) -> None:
-        told, count = self._options.told, len(gaps)
-        missing = []
-        if told != "expect" and not ends.any():
-            missing.append("ends a session")
-        if told != "ends" and not (gaps > 0).any():
-            missing.append("has a time until the session's next one")
-        if len(missing) == (2 if told == "both" else 1):
-            raise NothingToldError(
-                f"told must be what the trace knows, got {told!r}, and none of {count:,} requests "
-                f"{' or '.join(missing)}"
-            )
-
-    def _said(
-        self, order: Numbers, sessions: Numbers, gaps: Times, ends: Flags
-    ) -> tuple[Times, Flags, Flags]:
-        """Return the expected times and the ends that clients say, and who lies.
-
-        `order` is by session.
-        """
-        options = self._options
-        tells_ends, tells_times = options.told != "expect", options.told != "ends"
-        known = gaps[~np.isnan(gaps)].tolist()
-        deviation = math.log(options.noise)
-        names = list(self._numbers)
-        expect_s = np.full(len(gaps), np.nan)
-        is_ending, is_lying = (np.zeros(len(gaps), dtype=np.bool_) for _ in range(2))
-        session, says, lies = None, False, False
-        for row in order.tolist():
-            number, gap = int(sessions[row]), float(gaps[row])
-            if number == NONE and math.isnan(gap) and not ends[row]:
-                continue
-            if number == NONE or number != session:
-                session = number
-                dice = self._dice(f"request {row}" if number < 0 else f"session {names[number]}")
-                lies, says = dice.random() < options.liars, dice.random() < options.share
-            chosen, wobble = dice.random(), dice.gauss(0, 1)
-            if lies:
-                expect_s[row], is_lying[row] = LIE_S, True
-            elif says and tells_ends and ends[row]:
-                is_ending[row] = True
-            elif says and tells_times:
-                if math.isnan(gap):
-                    gap = known[int(chosen * len(known))] if known else math.nan
-                expect_s[row] = gap * math.exp(deviation * wobble)
-        return expect_s, is_ending, is_lying
-
-    def _dice(self, name: str) -> random.Random:
-        key = f"{self._options.seed} {name}".encode(errors="surrogatepass")
-        return random.Random(hashlib.sha256(key).digest())  # noqa: S311
+    `order` is by session.
+    """
+    names = list(collector.numbers)
+    tells_ends, tells_times = options.told != "expect", options.told != "ends"
+    known = gaps[~np.isnan(gaps)].tolist()
+    deviation = math.log(options.noise)
+    expect_s = np.full(len(gaps), np.nan)
+    is_ending, is_lying = (np.zeros(len(gaps), dtype=np.bool_) for _ in range(2))
+    session, says, lies = None, False, False
+    for row in order.tolist():
+        number, gap = collector.sessions[row], float(gaps[row])
+        if number == NONE and math.isnan(gap) and not ends[row]:
+            continue
+        if number == NONE or number != session:
+            session = number
+            name = f"request {row}" if number == NONE else f"session {names[number]}"
+            key = f"{options.seed} {name}".encode(errors="surrogatepass")
+            dice = random.Random(hashlib.sha256(key).digest())  # noqa: S311
+            lies, says = dice.random() < options.liars, dice.random() < options.share
+        chosen, wobble = dice.random(), dice.gauss(0, 1)
+        if lies:
+            expect_s[row], is_lying[row] = LIE_S, True
+        elif says and tells_ends and ends[row]:
+            is_ending[row] = True
+        elif says and tells_times:
+            if math.isnan(gap):
+                gap = known[int(chosen * len(known))] if known else math.nan
+            expect_s[row] = gap * math.exp(deviation * wobble)
+    return expect_s, is_ending, is_lying

@@ -46,7 +46,6 @@ class History:
     def __init__(self, num_blocks: int, num_engines: int, index_blocks: int = 0) -> None:
         self.sizes = [0] * num_engines
         """Number of remembered blocks per engine."""
-        self._num_engines = num_engines
         self._holders = Holders(num_blocks, num_engines)
         self._last = np.zeros(num_blocks, dtype=np.int16)  # the last engine that received a block
         each = range(num_engines if index_blocks else 0)
@@ -55,15 +54,15 @@ class History:
     def add(self, engine: int, blocks: Blocks) -> None:
         """Note that a request was sent to an engine."""
         self._last[blocks] = engine
-        self.sizes[engine] += self._holders.add(blocks.data, engine)
+        self.sizes[engine] += self._holders.put(blocks.data, engine, True)
         if self._recent:
             _, _, forgotten = self._recent[engine].use(blocks.data)
-            self._holders.remove(forgotten.data, engine)
+            self._holders.put(forgotten.data, engine, False)
             self.sizes[engine] -= len(forgotten)
 
     def leads(self, blocks: Blocks) -> list[int]:
         """Return the number of leading blocks of a request sent to each engine."""
-        return leads([self._holders], blocks.data, self._num_engines)
+        return leads([self._holders], blocks.data)
 
     def lead_and_engine(self, blocks: Blocks) -> tuple[int, int]:
         """Return the number of leading blocks sent to any engine, and the engine of the last one.
@@ -114,12 +113,9 @@ class EventIndex:
             if place not in self._held:
                 self._held[place] = Holders(self._num_blocks, self._num_engines)
             held = self._held[place]
-            if place == TIER and self._shared_tier:
-                held.fill(entered.data, True)
-                held.fill(left.data, False)
-            else:
-                held.add(entered.data, engine)
-                held.remove(left.data, engine)
+            reached_by = -1 if place == TIER and self._shared_tier else engine
+            held.put(entered.data, reached_by, True)
+            held.put(left.data, reached_by, False)
 
     def send(self, engine: int, blocks: Blocks) -> None:
         """Count the blocks of a request as on an engine's device until `arrive`."""
@@ -141,7 +137,7 @@ class EventIndex:
             if place in self._held:
                 sets.append(self._held[place])
             if sets and (place in self._held or not found):
-                found.append(leads(sets, blocks.data, self._num_engines))
+                found.append(leads(sets, blocks.data))
             else:
                 found.append(found[-1] if found else [0] * self._num_engines)
         return Leads(*found)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace as replaced
 from fractions import Fraction
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from kvoffload.traces import Request
 from .arrivals import NONE
 from .configuration import Configuration
 from .engines import ROWS_AT_ONCE, Engine, new_engines
-from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Events
+from .events import ARRIVAL, FINISH, INDEX_HEARS, NANOSECONDS, PREFILL_END, Event
 from .groups import GroupChunks
 from .index import Change
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups
@@ -216,19 +217,20 @@ def _in_time(
     queues = [deque[int]() for _ in engines]
     is_computing, running = [False] * len(engines), [0] * len(engines)
     messages: dict[int, tuple[int, Sequence[Change]]] = {}
-    events, published, computed = Events(), 0, 0
-
+    events: list[Event] = []
+    push = functools.partial(heappush, events)
+    published = computed = 0
     has_before = {row for row in following if row != NONE} if loop != "open" else set()
     coming = (row for row in range(len(rows)) if row not in has_before)
 
     def let_one_come() -> None:  # rows are in the order of their arrival: one at a time is enough
         for row in coming:
-            events.push(recorded[row], ARRIVAL, 0, row)
+            push((recorded[row], ARRIVAL, 0, row))
             break
 
     let_one_come()
     while events:
-        now, kind, place, row = events.pop()
+        now, kind, place, row = heappop(events)
         if kind == INDEX_HEARS:
             engine, changes = messages.pop(place)
             router.hear(engine, changes)
@@ -241,7 +243,7 @@ def _in_time(
             queues[engine].append(row)
             after = following[row]
             if loop == "recorded" and after != NONE:
-                events.push(now + service[row] + wait[after], ARRIVAL, 0, after)
+                push((now + service[row] + wait[after], ARRIVAL, 0, after))
         elif kind == PREFILL_END:
             engine = place
             changes = engines[engine].end()
@@ -250,14 +252,14 @@ def _in_time(
             router.prefilled(row, engine)
             if lag:
                 messages[published] = engine, changes
-                events.push(now + lag, INDEX_HEARS, published, row)
+                push((now + lag, INDEX_HEARS, published, row))
                 published += 1
             else:
                 router.hear(engine, changes)
             answer = (
                 0 if configuration.rate is None else rows.answers[row] * configuration.decode_ns
             )
-            events.push(now + answer, FINISH, engine, row)
+            push((now + answer, FINISH, engine, row))
             computed += 1
             if progress is not None and computed % PROGRESS_REQUESTS == 0:
                 progress(computed)
@@ -268,7 +270,7 @@ def _in_time(
             router.finishes(row, engine)
             after = following[row]
             if loop == "closed" and after != NONE:
-                events.push(now + wait[after], ARRIVAL, 0, after)
+                push((now + wait[after], ARRIVAL, 0, after))
         queue = queues[engine]
         if queue and not is_computing[engine] and not 0 < configuration.slots <= running[engine]:
             row = queue.popleft()
@@ -282,7 +284,7 @@ def _in_time(
             missed = max(0, tokens[row] - sum(hits) * size)
             needed = configuration.prefill_ns(missed, hits.host, hits.tier)
             started[row] = now
-            events.push(now + needed, PREFILL_END, engine, row)
+            push((now + needed, PREFILL_END, engine, row))
     times = dict(zip(TIMES, (arrived, started, first, ended), strict=True))
     latest = max((max(column, default=0) for column in times.values()), default=0)
     if latest >= _MOST_NS:

@@ -95,20 +95,23 @@ def new_manager(
         )
 
 
-def new_miniature(policy: str, num_blocks: int) -> Any:
+def new_miniature(policy: str, num_blocks: int, *, in_steps: bool = False) -> Any:
     """Return an empty cache with a built-in policy, which serves whole requests and has no slots.
 
-    It decides as the manager of `new_manager`.
+    It decides as the manager of `new_manager`. One that serves requests in steps is compiled.
     """
     check_num_blocks(num_blocks)
     with secrets_from(REPEATABLE):
         spec = registry.parse(policy)
+        if in_steps:
+            module = importlib.import_module(f"{__package__}._stepped_c")
+            return module.SteppedMiniature(spec.build("c", num_blocks))
         return spec.new_miniature("py" if IMPLEMENTATION == "python" else "c", num_blocks)
 
 
 def _own(policy: str) -> tuple[Any, dict[str, int | float]]:
     """Return the class that ``module:Class`` names, and options that its constructor takes."""
-    own, options = _own_class(policy), _own_options(policy)
+    own, options = _own_class(policy), registry.parse_options(policy, "policy", _number)
     try:
         parameters = inspect.signature(own).parameters.values()
     except ValueError:  # a constructor without a signature
@@ -165,24 +168,11 @@ def _is_policy_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, CachePolicy) and value is not CachePolicy
 
 
-def _own_options(policy: str) -> dict[str, int | float]:
-    """Return the options for a user's class; its constructor checks them."""
-    _, question, rest = policy.partition("?")
-    options: dict[str, int | float] = {}
-    for part in rest.split("&") if question else ():
-        name, _, value = part.partition("=")
-        if not name.isidentifier() or name in options:
-            raise ValueError(f"policy options must read option=value, once each, got {policy!r}")
-        options[name] = _number(value, policy)
-    return options
-
-
-def _number(text: str, policy: str) -> int | float:
+def _number(name: str, text: str) -> int | float:
+    """Return the value of an option for a user's class, whose constructor checks it."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             value = kind(text)
-        except ValueError:
-            continue
-        if math.isfinite(value):
-            return value
-    raise ValueError(f"policy options must be numbers, got {text!r} in {policy!r}")
+            if math.isfinite(value):
+                return value
+    raise ValueError(f"option {name} must be a number, got {describe(text)}")

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,11 +172,16 @@ def _by_executor(
     wanted = code_here(), _digest(trace)
     arguments = wanted, secrets.token_hex(16), elsewhere.read, make
     running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job) for job in jobs}
+    yield from _results(running, elsewhere.watch)
+
+
+def _results(running: set[Future[Result]], watch: Callable[[int], None]) -> Iterator[Result]:
+    """Yield each result as soon as it is ready; `watch` is that of `Elsewhere`."""
     try:
         while running:
             done = wait(running, ASK_SECONDS, return_when=FIRST_COMPLETED).done
             if not done or any(future.exception() for future in done):
-                elsewhere.watch(len(running))
+                watch(len(running))
             for future in done:
                 running.remove(future)
                 yield future.result()
@@ -255,10 +260,7 @@ def _in_processes(jobs: Sequence[Any], processes: int, arguments: tuple[Any, ...
     try:
         with _signals_held():
             running = {pool.submit(_do, job) for job in jobs}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        yield from _results(running, _watch_nothing)
     except BrokenProcessPool:
         message = "a process was killed, perhaps for want of memory; fewer of them need less"
         raise ChildProcessError(message) from None

@@ -20,8 +20,8 @@ from kvoffload.traces import Request
 from kvoffload.traces.id_map import IdMap
 from kvoffload.traces.objects import ObjectBatch, batches_of
 
-from .arrivals import Arrivals, ArrivalsCollector
-from .hints import HintCollector, HintOptions, TraceHints
+from .arrivals import Arrays, Arrivals, Collector
+from .hints import HintOptions, TraceHints
 
 __all__ = ["Blocks", "DecodedTrace", "Selection", "digest_of", "key_of"]
 
@@ -32,7 +32,7 @@ Blocks = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedTrace:
+class DecodedTrace(Arrays):
     """The blocks of all requests of a trace, in order.
 
     It takes 4 bytes per block, 8 per distinct one, and 16 per request; with hints 17 more, with
@@ -82,14 +82,11 @@ class DecodedTrace:
         batches = None if arrivals or hints is not None else batches_of(requests)
         if batches is not None:
             return cls._of_objects(batches, progress)
-        coming = ArrivalsCollector() if arrivals else None
-        if coming is not None:
-            requests = coming.collecting(requests)
-        collector = None if hints is None else HintCollector(hints)
-        if collector is not None:
-            requests = collector.collecting(requests)
+        collector = Collector()
         starts, lengths, numbering = array("q", [0]), array("q"), _Numbering()
         for request in requests:
+            if arrivals or hints is not None:
+                collector.add(request)
             numbering.add(request.hash_ids)
             starts.append(starts[-1] + len(request.hash_ids))
             lengths.append(request.input_length)
@@ -101,8 +98,8 @@ class DecodedTrace:
             blocks,
             ids,
             np.array(lengths, dtype=np.int64),
-            None if collector is None else collector.hints(),
-            None if coming is None else coming.arrivals(),
+            None if hints is None else TraceHints.of_collected(collector, hints),
+            Arrivals.of_collected(collector) if arrivals else None,
         )
 
     @classmethod
@@ -158,10 +155,6 @@ class DecodedTrace:
         """Yield each request's blocks as indices into `ids`."""
         for start, end in itertools.pairwise(self.starts.tolist()):
             yield self.blocks[start:end].tolist()
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` has these requests."""
-        return {name: getattr(self, name) for name in ("starts", "blocks", "ids", "lengths")}
 
 
 def key_of(hash_id: int) -> BlockHash:

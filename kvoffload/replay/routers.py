@@ -9,6 +9,7 @@ them: each class names its model.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,8 +138,6 @@ class Router:
         """Number of requests per engine whose prefill has not begun."""
         self.sent = [0] * self.num_engines
         """Number of requests sent to each engine so far."""
-        self.arrived = 0
-        """Number of requests before this one."""
         self._rows = rows
         self._configuration = configuration
         self._given = configuration.spec.options
@@ -150,13 +149,15 @@ class Router:
     def _number(self, name: str) -> int:
         return int(self._given[name])
 
-    def _fraction(self, name: str) -> Fraction:
-        return Fraction(str(self._given[name]))  # as it was written
+    def _in_whole_parts(self, *names: str) -> tuple[list[int], int]:
+        """Return options in parts of 1, as whole numbers, and how many parts are 1."""
+        values = [Fraction(str(self._given[name])) for name in names]  # as they were written
+        parts = math.prod(value.denominator for value in values)
+        return [int(value * parts) for value in values], parts
 
     def route(self, row: int) -> int:
         """Choose the engine of an arriving row, and count the row there."""
         engine = self.choose(row)
-        self.arrived += 1
         self.open[engine] += 1
         self.waiting[engine] += 1
         self.sent[engine] += 1
@@ -192,15 +193,6 @@ class Router:
         equal = (engine for engine, cost in enumerate(costs) if cost == least)
         return min(equal, key=self.sent.__getitem__)
 
-    def _key(self, row: int, blocks: int) -> bytes:
-        """Return the identity of a row's session: its name, else the key of a leading block."""
-        session = self._rows.sessions[row]
-        if session >= 0:
-            name: bytes = self._rows.names[session]
-            return name
-        hashes = self._rows.hashes_of(row)
-        return bytes(hashes[min(blocks, len(hashes)) - 1]).hex().encode() if hashes else b""
-
 
 class RoundRobin(Router):
     """A router to each engine in turn."""
@@ -210,7 +202,7 @@ class RoundRobin(Router):
 
     def choose(self, row: int) -> int:  # noqa: ARG002
         """Return the engine whose turn it is."""
-        return self.arrived % self.num_engines
+        return sum(self.sent) % self.num_engines
 
 
 class RandomRouter(Router):
@@ -221,7 +213,7 @@ class RandomRouter(Router):
 
     def choose(self, row: int) -> int:  # noqa: ARG002
         """Return a random engine."""
-        return _hashed(b"%d:%d" % (self._configuration.seed, self.arrived)) % self.num_engines
+        return _hashed(b"%d:%d" % (self._configuration.seed, sum(self.sent))) % self.num_engines
 
 
 class LeastLoaded(Router):
@@ -235,43 +227,10 @@ class LeastLoaded(Router):
         return self._least(self.open)
 
 
-_BLOCKS = Option("blocks", 4, 1, 2**31, "the block that stands for a session without a name")
+class _Homing(Router):
+    """A router of each session to the engine that is chosen at its first request."""
 
-
-class Session(Router):
-    """A router of each session to one engine by consistent hashing, as in vLLM's production-stack.
-
-    Rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
-    """
-
-    name = "session"
-    summary = "each session to one engine, by hashing its name"
-    options = (_BLOCKS,)
-
-    def _set_up(self) -> None:
-        self._blocks = self._number("blocks")
-        self._homes: dict[int, int] = {}
-
-    def choose(self, row: int) -> int:
-        """Return the session's engine."""
-        session = self._rows.sessions[row]
-        if session in self._homes:
-            return self._homes[session]
-        key = self._key(row, self._blocks)
-        home = max(
-            range(self.num_engines), key=lambda engine: (_hashed(b"%b:%d" % (key, engine)), -engine)
-        )
-        if session >= 0:
-            self._homes[session] = home
-        return home
-
-
-class Sticky(Router):
-    """A router of each session to the engine least loaded at its first request, as in llm-d."""
-
-    name = "sticky"
-    summary = "each session to the engine that was least loaded when it came"
-    options = (_BLOCKS,)
+    options = (Option("blocks", 4, 1, 2**31, "the block that stands for a session without a name"),)
 
     def _set_up(self) -> None:
         self._blocks = self._number("blocks")
@@ -279,11 +238,47 @@ class Sticky(Router):
 
     def choose(self, row: int) -> int:
         """Return the session's engine."""
-        key = self._key(row, self._blocks)
-        home = self._homes.get(key)
-        if home is None:
-            home = self._homes[key] = self._least(self.open)
-        return home
+        key = self._key(row)
+        if key not in self._homes:
+            self._homes[key] = self._home(key)
+        return self._homes[key]
+
+    def _key(self, row: int) -> bytes:
+        """Return the identity of a row's session: its name, else the key of a leading block."""
+        session = self._rows.sessions[row]
+        if session >= 0:
+            name: bytes = self._rows.names[session]
+            return name
+        hashes = self._rows.hashes_of(row)
+        return hashes[min(self._blocks, len(hashes)) - 1].hex().encode() if hashes else b""
+
+    @abstractmethod
+    def _home(self, key: bytes) -> int:
+        """Return the engine for a new session."""
+
+
+class Session(_Homing):
+    """A router of each session to one engine by consistent hashing, as in vLLM's production-stack.
+
+    Rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
+    """
+
+    name = "session"
+    summary = "each session to one engine, by hashing its name"
+
+    def _home(self, key: bytes) -> int:
+        every = range(self.num_engines)
+        return max(every, key=lambda engine: (_hashed(b"%b:%d" % (key, engine)), -engine))
+
+
+class Sticky(_Homing):
+    """A router of each session to the engine least loaded at its first request, as in llm-d."""
+
+    name = "sticky"
+    summary = "each session to the engine that was least loaded when it came"
+
+    def _home(self, key: bytes) -> int:  # noqa: ARG002
+        return self._least(self.open)
 
 
 class _Remembering(Router):
@@ -361,9 +356,7 @@ class _Scoring(Router):
 
     def _set_up(self) -> None:
         super()._set_up()
-        weights = [self._fraction("prefix"), self._fraction("queue")]
-        whole = weights[0].denominator * weights[1].denominator
-        self._weights = [int(weight * whole) for weight in weights]
+        self._weights, _ = self._in_whole_parts("prefix", "queue")
 
 
 def _weight(name: str, default: float, summary: str) -> Option:
@@ -396,23 +389,20 @@ class Scored(_Remembering, _Scoring):
         return self._score(self._history.leads(blocks), len(blocks) or 1)
 
 
-def _hearing(
-    sees: str, ahead: int, *, host: float | None, tier: float | None
-) -> tuple[Option | Choice, ...]:
+def _hearing(sees: str, ahead: int) -> tuple[Option | Choice, ...]:
     """Return the options of a router that receives events, with these defaults."""
-    worth = (
-        ()
-        if host is None or tier is None
-        else (
-            Option("host", host, 0.0, 100.0, "worth of a block in host memory, of 100"),
-            Option("tier", tier, 0.0, 100.0, "worth of a block in the tier, of 100"),
-        )
-    )
     return (
-        *worth,
         Choice("sees", sees, tuple(PLACES), "the furthest place that engines tell of"),
         Option("ahead", ahead, 0, 1, "1: count what is under way as on the device"),
         Option("lag_ms", 0.0, 0.0, 1e9, "milliseconds until an event is heard"),
+    )
+
+
+def _worth(host: float, tier: float) -> tuple[Option, ...]:
+    """Return the options of a router that credits engines with blocks, with these defaults."""
+    return (
+        Option("host", host, 0.0, 100.0, "worth of a block in host memory, of 100"),
+        Option("tier", tier, 0.0, 100.0, "worth of a block in the tier, of 100"),
     )
 
 
@@ -426,15 +416,12 @@ class _Hearing(Router):
         self._index = EventIndex(self._rows.unique_blocks, self.num_engines, shared_tier=is_shared)
         self._has_ahead = bool(self._number("ahead"))
         if "host" in self._given:
-            worth = [self._fraction("host"), self._fraction("tier")]
-            whole = worth[0].denominator * worth[1].denominator
-            self._worth = [int(one * whole) for one in worth]
-            self._unit = _PERCENT * whole  # the worth of a block on the device
+            self._worth, parts = self._in_whole_parts("host", "tier")
+            self._unit = _PERCENT * parts  # the worth of a block on the device
 
-    def _leads(self, row: int) -> tuple[int, Leads]:
-        """Return the blocks of a row, and the number that each engine has."""
-        blocks = self._rows.blocks_of(row)
-        return len(blocks), self._index.leads(blocks)
+    def _leads(self, row: int) -> Leads:
+        """Return the number of a row's leading blocks that each engine has."""
+        return self._index.leads(self._rows.blocks_of(row))
 
     def _credits(self, leads: Leads) -> list[int]:
         """Return the worth of each engine's blocks, in units of 1 / `_unit` of a block."""
@@ -482,13 +469,14 @@ class Events(_Hearing, _Scoring):
     options = (
         _weight("prefix", 2.0, "weight of what the engine has"),
         _weight("queue", 1.0, "weight of a short queue"),
-        *_hearing("host", 1, host=80.0, tier=80.0),
+        *_worth(80.0, 80.0),
+        *_hearing("host", 1),
     )
 
     def choose(self, row: int) -> int:
         """Return the engine with the best score."""
-        blocks, leads = self._leads(row)
-        return self._score(self._credits(leads), self._unit * (blocks or 1))
+        blocks = len(self._rows.blocks_of(row)) or 1
+        return self._score(self._credits(self._leads(row)), self._unit * blocks)
 
 
 class Cost(_Promising):
@@ -498,21 +486,21 @@ class Cost(_Promising):
     summary = "the least to compute, as engines tell what they have, and to hold"
     options = (
         _weight("weight", 1.0, "weight of what is to be computed against what is held"),
-        *_hearing("host", 0, host=75.0, tier=25.0),
+        *_worth(75.0, 25.0),
+        *_hearing("host", 0),
     )
 
     def _set_up(self) -> None:
         super()._set_up()
         self._blocks = [0] * self.num_engines  # of open rows
-        self._weight = self._fraction("weight")
+        (self._weight,), self._parts = self._in_whole_parts("weight")
 
     def choose(self, row: int) -> int:
         """Return the engine with the least cost."""
-        _, leads = self._leads(row)
         length, size = int(self._rows.tokens[row]), self._rows.groups.block_tokens
-        whole = length * self._unit
-        self._new = [max(0, whole - credit * size) for credit in self._credits(leads)]
-        weight, held = self._weight.numerator, self._weight.denominator * self._unit * size
+        whole, worth = length * self._unit, self._credits(self._leads(row))
+        self._new = [max(0, whole - credit * size) for credit in worth]
+        weight, held = self._weight, self._parts * self._unit * size
         return self._least(
             [
                 weight * (promised + new) + held * blocks
@@ -540,16 +528,15 @@ class Earliest(_Promising):
 
     name = "earliest"
     summary = "the engine expected to end the prefill first; a reference"
-    options = _hearing("host", 0, host=None, tier=None)
+    options = _hearing("host", 0)
 
     def choose(self, row: int) -> int:
         """Return the engine expected to end the prefill first."""
-        _, leads = self._leads(row)
         length, size = int(self._rows.tokens[row]), self._rows.groups.block_tokens
         prefill_ns = self._configuration.prefill_ns
         self._new = [
             prefill_ns(max(0, length - far * size), in_host - near, far - in_host)
-            for near, in_host, far in zip(*leads, strict=True)
+            for near, in_host, far in zip(*self._leads(row), strict=True)
         ]
         return self._least(list(map(add, self._promised, self._new)))
 
@@ -557,16 +544,8 @@ class Earliest(_Promising):
 ROUTERS: dict[str, type[Router]] = {
     router.name: router
     for router in (
-        RoundRobin,
-        RandomRouter,
-        LeastLoaded,
-        Session,
-        Sticky,
-        Prefix,
-        Scored,
-        Events,
-        Cost,
-        Earliest,
+        *(RoundRobin, RandomRouter, LeastLoaded, Session, Sticky),
+        *(Prefix, Scored, Events, Cost, Earliest),
     )
 }
 """The routers by name, in the order of the documentation."""

@@ -130,15 +130,9 @@ class Rows:
         return self._trace.hints is not None
 
     def told(self) -> Iterator[Told | None]:
-        """Yield the hints of each row, None without hints."""
+        """Return the hints of each row, None without hints."""
         hints = self._trace.hints
-        if hints is None:
-            yield from (None for _ in range(len(self)))
-        elif self.is_as_recorded:
-            yield from hints.of_each()
-        else:
-            told = list(hints.of_each())
-            yield from (told[place] for place in self.order.tolist())
+        return itertools.repeat(None, len(self)) if hints is None else hints.of_each(self.order)
 
     @functools.cached_property
     def lies(self) -> npt.NDArray[np.bool_]:

@@ -10,11 +10,10 @@ after the order: from then on its chunks can be evicted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvoffload import (
     BlockHash,
-    CachePolicy,
     CPUOffloadingManager,
     Hints,
     OffloadingManager,
@@ -27,7 +26,6 @@ from .groups import Chunks, GroupChunks
 from .hints import Told
 
 __all__ = [
-    "GroupServed",
     "GroupServer",
     "Learning",
     "SteppedRequest",
@@ -43,42 +41,31 @@ def group_key(block_hash: bytes, group: int) -> BlockHash:
     return BlockHash(block_hash + group.to_bytes(_GROUP_BYTES, "big"))
 
 
-@dataclass(slots=True)
-class GroupServed:
-    """The results of a request's calls; keys are those of chunks."""
-
-    _request: SteppedRequest = field(repr=False, compare=False)
-    hit_tokens: int = 0  # loaded, after those that the accelerator had
-    disk_tokens: int = 0  # of these, those for which a chunk came from a disk behind the manager
-    loaded: list[BlockHash] = field(default_factory=list)
-    offered: list[list[BlockHash]] = field(default_factory=list)  # one list per call
-    to_store: list[BlockHash] = field(default_factory=list)  # some may wait for `complete`
-    evicted: list[BlockHash] = field(default_factory=list)  # to make room
-    refused: int = 0  # calls
-    not_admitted: int = 0  # chunks
-
-    def complete(self) -> None:
-        """End the stores."""
-        self._request.complete()
-
-
 class GroupServer:
     """A manager that holds the chunks of all groups, driven as vLLM drives its own.
 
     With `step_tokens` of `groups`, offers are made step by step. Then `ends_stores` says whether
-    stores end during their request; otherwise they end with `GroupServed.complete`.
+    stores end during their request; otherwise they end with `SteppedRequest.complete`.
     """
 
     def __init__(
-        self, groups: GroupChunks, manager: OffloadingManager, *, ends_stores: bool = True
+        self,
+        groups: GroupChunks,
+        manager: OffloadingManager,
+        disk: CPUOffloadingManager | None = None,
+        *,
+        ends_stores: bool = True,
     ) -> None:
         if not isinstance(manager, CPUOffloadingManager):
             needed = "a CPUOffloadingManager where there are several groups or steps"
             raise TypeError(f"manager must be {needed}, got {describe(manager)}")
         self.groups = groups
         self.manager = manager
+        self.disk = disk  # behind the manager, of a `TieredServer`
         self.in_flight: set[BlockHash] = set()  # keys whose stores have not ended
-        self.learning = Learning.of(_entry_of(manager.policy))
+        # Of a built-in policy, or of the built-in base of a policy.
+        entries = filter(None, map(registry.entry_of, type(manager.policy).__mro__))
+        self.learning = Learning.of(next(entries, None))
         self._ends_stores = ends_stores and groups.step_tokens is not None
         self._suffixes = [group_key(b"", group) for group in range(len(groups.chunk_tokens))]
         self._strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
@@ -91,21 +78,19 @@ class GroupServer:
         local: int = 0,
         junction: int = 0,
         told: Told | None = None,
-    ) -> GroupServed:
+    ) -> SteppedRequest:
         """Serve a request with the manager, except for the completion of its last stores.
 
         `length` is as from `GroupChunks.length_of`, `local` and `junction` as in its `offers`. The
         manager receives the hints in `told`; its policy receives the time if it learns by request.
         """
         groups, request = self.groups, self._begin(self._keys(hashes, length), told)
-        served = request.served
-        hit = served.hit_tokens = request.hit(length, local)
-        served.loaded = request.keys(groups.loaded_chunks(local, hit))
-        request.load(served.loaded, local // groups.block_tokens)
+        hit = request.hit_tokens = request.hit(length, local)
+        request.load(request.keys(groups.loaded_chunks(local, hit)), local // groups.block_tokens)
         request.store(groups.offers_by_step(length, local, hit, junction), self._ends_stores)
         request.end()
-        self.in_flight.update(served.to_store)
-        return served
+        self.in_flight.update(request.to_store)
+        return request
 
     def _begin(self, keys: list[Sequence[BlockHash]], told: Told | None) -> SteppedRequest:
         """Return a request for the keys of chunks, by group."""
@@ -144,28 +129,47 @@ class Learning:
         )
 
 
-def _entry_of(policy: CachePolicy) -> registry.Entry | None:
-    """Return the entry of a built-in policy or of the built-in base of a policy, else None."""
-    for kind in type(policy).__mro__:
-        entry = registry.entry_of(kind)
-        if entry is not None:
-            return entry
-    return None
-
-
 class SteppedRequest:
     """A request served step by step, with the calls that vLLM makes of its own manager.
 
     The chunks that a request loads or offers are used once, when it ends: by the position of the
     last token, with the head as the most recent. Until then they count as newest.
 
-    `keys` are those of its chunks by group; its offers and their outcome are added to `served`.
+    Parameters
+    ----------
+    server : GroupServer
+        Its server.
+    keys : list of sequence of BlockHash
+        The keys of its chunks by group.
+    told : Told or None
+        Its hints.
+
+    Attributes
+    ----------
+    hit_tokens : int
+        Tokens loaded, after those that the accelerator had.
+    disk_tokens : int
+        Of these, those for which a chunk came from a disk behind the manager.
+    loaded : list of BlockHash
+        The loaded chunks.
+    offered : list of list of BlockHash
+        The offered chunks, one list per call.
+    to_store : list of BlockHash
+        The stored chunks; some may wait for `complete`.
+    evicted : list of BlockHash
+        The chunks evicted to make room.
+    refused : int
+        Refused calls.
     """
 
     def __init__(
         self, server: GroupServer, keys: list[Sequence[BlockHash]], told: Told | None
     ) -> None:
-        self.served = GroupServed(self)
+        self.hit_tokens = self.disk_tokens = self.refused = 0
+        self.loaded: list[BlockHash] = []
+        self.offered: list[list[BlockHash]] = []
+        self.to_store: list[BlockHash] = []
+        self.evicted: list[BlockHash] = []
         self._told = told
         self._groups = server.groups
         self._manager = server.manager
@@ -251,7 +255,7 @@ class SteppedRequest:
         """Load the hits from chunk `first` on."""
         if not keys:
             return
-        self._first = first
+        self.loaded, self._first = keys, first
         self._begin()
         self._manager.prepare_load(keys)
         self._manager.complete_load(keys)
@@ -304,7 +308,7 @@ class SteppedRequest:
         stores, self._stores = self._stores, []
         for _, keys in stores:
             self._end(keys)
-        self._in_flight.difference_update(self.served.to_store)
+        self._in_flight.difference_update(self.to_store)
 
     @property
     def _hints(self) -> Hints | None:
@@ -315,7 +319,7 @@ class SteppedRequest:
         """Use the loaded and offered chunks; the head is the most recent."""
         manager, learning = self._manager, self._learning
         used = self._used | self._own
-        if self.served.evicted and learning.from_ghosts:
+        if self.evicted and learning.from_ghosts:
             # Chunks evicted by the request itself do not come back.
             used = {key for key in used if key in manager}
         if learning.by_chain:
@@ -351,10 +355,10 @@ class SteppedRequest:
         if self._learning.is_lru and (self._used or self._own):
             # Until the request ends, the chunks that it has used count as newest.
             self._manager.touch(self._in_order(self._used | self._own, -1))
-        self.served.offered.append(keys)
+        self.offered.append(keys)
         stored = self._store(keys)
         if stored is None:
-            self.served.refused += 1
+            self.refused += 1
         return stored
 
     def _store(self, keys: list[BlockHash]) -> list[BlockHash] | None:
@@ -381,9 +385,8 @@ class SteppedRequest:
         if output is None:
             return None
         stored = output.block_hashes_to_store
-        self.served.not_admitted += len(missing) - len(stored)
-        self.served.to_store += stored
-        self.served.evicted += output.block_hashes_evicted
+        self.to_store += stored
+        self.evicted += output.block_hashes_evicted
         self._own.update(stored)
         return stored
 

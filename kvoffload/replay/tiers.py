@@ -13,41 +13,21 @@ before it. Tokens before all loaded windows, which vLLM counts for neither, are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
+from kvoffload import BlockHash
 from kvoffload._hold import Hold
 from kvoffload.managers import calls
 
-from .groups import ChunkIndex, GroupChunks
+from .groups import ChunkIndex
 from .hints import Told
 from .serving import GroupServer, SteppedRequest
 
 __all__ = ["TieredServer"]
 
 
-def hold_of(manager: CPUOffloadingManager) -> Hold[BlockHash]:
-    """Return what a request holds of a manager: nothing yet."""
-
-    def room() -> int:
-        sizes = manager.stats()
-        return sizes["free"] + sizes["resident"] - sizes["pending"] - sizes["pinned"]
-
-    return Hold(manager.prepare_load, manager.complete_load, room)
-
-
 class TieredServer(GroupServer):
     """A `GroupServer` with a disk behind its manager."""
-
-    def __init__(
-        self,
-        groups: GroupChunks,
-        manager: OffloadingManager,
-        disk: CPUOffloadingManager,
-        *,
-        ends_stores: bool = True,
-    ) -> None:
-        super().__init__(groups, manager, ends_stores=ends_stores)
-        self.disk = disk
 
     def _begin(self, keys: list[Sequence[BlockHash]], told: Told | None) -> SteppedRequest:
         return _TieredRequest(self, keys, told)
@@ -57,12 +37,13 @@ class _TieredRequest(SteppedRequest):
     """A request that also finds the chunks of a disk, and whose stores go there when they end."""
 
     def __init__(
-        self, server: TieredServer, keys: list[Sequence[BlockHash]], told: Told | None
+        self, server: GroupServer, keys: list[Sequence[BlockHash]], told: Told | None
     ) -> None:
         super().__init__(server, keys, told)
-        self._disk = server.disk
+        self._disk: Any = server.disk
         self._fetching: dict[BlockHash, None] = {}  # from the disk
-        self._hold = hold_of(server.manager)
+        manager = self._manager
+        self._hold = Hold[BlockHash](manager.prepare_load, manager.complete_load, self._room)
         self._found: dict[BlockHash, None] = {}  # by the walk under way
         self._start: BlockHash | None = None  # with which it has begun
         self._waits = False  # for what it has fetched
@@ -70,12 +51,17 @@ class _TieredRequest(SteppedRequest):
         self._writing: list[BlockHash] = []  # to the disk
         self._written: set[BlockHash] = set()  # all that it offered to the disk
 
+    def _room(self) -> int:
+        """Return the slots of host memory that are free or may become so."""
+        sizes = self._manager.stats()
+        return sizes["free"] + sizes["resident"] - sizes["pending"] - sizes["pinned"]
+
     def hit(self, length: int, local: int) -> int:
         """Return the tokens that can be loaded, when all chunks that they need have come."""
         while (hit := self._walk(length, local)) is None:
             self._hold.add(self._end_fetches())
         chunks = self._groups.loaded_chunks(local, hit)
-        self.served.disk_tokens = _length(
+        self.disk_tokens = _length(
             self._groups.loaded_tokens(ChunkIndex(group, chunk), local, hit)
             for group, indexes in chunks
             for chunk in indexes

@@ -1,7 +1,8 @@
 """A fleet of engines behind a router, replayed naively: written to be read, not to be fast.
 
 It is a second program for the rules of ``kvoffload.replay`` and shares no code with it: plain
-lists, dicts and sets, one sorted list of events. Only the managers are the package's.
+lists, dicts and sets, one sorted list of events. Only the managers are the package's, and what
+describes requests and fleets.
 
 Rows are numbered by arrival, then by place. Times are whole nanoseconds.
 
@@ -31,76 +32,14 @@ from fractions import Fraction
 from typing import Any
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.replay import Configuration
+from kvoffload.traces import Request
 
 SECOND = 10**9  # ns
 MILLISECOND = 10**6  # ns
 
 # Kinds of events; of those at the same time, the lower kind comes first.
 FINISH, END_OF_PREFILL, INDEX_HEARS, ARRIVAL = range(4)
-
-
-@dataclass
-class NaiveFleet:
-    """What is simulated; rates are per second and engine, None is no bound."""
-
-    engines: int = 1
-    router: str = "round-robin"  # with options: "events?lag_ms=500&ahead=0"
-    policy: str = "lru"
-    host: int = 0  # per engine
-    device: int = 0  # per engine
-    tier: str | None = None  # None, "private" or "shared"
-    tier_slots: int = 0  # of the shared one, or of each private one
-    tier_policy: str = "lru"
-    rate: int | None = None  # tokens
-    link: int | None = 50 * 10**9  # bytes
-    tier_link: int | None = 10 * 10**9  # bytes
-    block_bytes: int = 1
-    block_tokens: int = 16
-    decode_ns: int = 20 * MILLISECOND  # per token of output
-    slots: int = 0  # 0: no bound
-    seed: int = 0
-    loop: str = "open"  # "open", "closed" or "recorded"
-
-
-@dataclass
-class EngineCounts:
-    """What one engine did; tokens and blocks of the rows that were routed to it."""
-
-    requests: int = 0
-    blocks: int = 0
-    device_hits: int = 0
-    host_hits: int = 0
-    tier_hits: int = 0
-    tokens: int = 0
-    hit_tokens: int = 0
-    missed_tokens: int = 0
-    stored: int = 0  # those that were read from the tier included
-    tier_stored: int = 0  # those that this engine's rows gave it
-    prefill_ns: int = 0
-
-
-@dataclass
-class FleetResult:
-    """What came of it; lists have one element per row, in the order of their places."""
-
-    engines: list[int]
-    ttft: list[int]  # ns
-    latencies: list[int]  # ns, from arrival to finish
-    placement: str  # 12 hexadecimal digits
-    per_engine: list[EngineCounts]
-    device_hits: int
-    host_hits: int
-    tier_hits: int
-    tokens: int
-    hit_tokens: int
-    missed_tokens: int
-    stored: int
-    tier_stored: int
-    prefill_ns: int  # the numerator of busy
-    span: int  # ns, from the first arrival to the last finish
-    saved: float | None  # None without rate
-    busy: float | None  # None without rate or span
-    imbalance: float  # 1 where nothing is missed
 
 
 @dataclass(eq=False)
@@ -123,7 +62,9 @@ class Row:
     device_hits: int = 0
     host_hits: int = 0
     tier_hits: int = 0
-    missed: int = 0
+    missed_tokens: int = 0
+    stored: int = 0  # in host memory, with what was read from the tier
+    tier_stored: int = 0
     pinned: list[int] = field(default_factory=list)  # positions of host hits
     prefill_ns: int = 0
     ttft: int = 0
@@ -137,75 +78,40 @@ class Lru:
         self.bound = bound
         self.order: dict[bytes, None] = {}
 
-    def use(self, hashes: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
-        """Insert blocks, the first becomes the most recent; return what entered and left, net."""
-        entered, left = set(), set()
+    def use(self, hashes: Sequence[bytes]) -> None:
+        """Insert blocks; the first becomes the most recent."""
         for block in reversed(hashes):
-            if block in self.order:
-                del self.order[block]
-            else:
-                entered.add(block)
+            self.order.pop(block, None)
             self.order[block] = None
         while self.bound and len(self.order) > self.bound:
-            block = next(iter(self.order))
-            del self.order[block]
-            left.add(block)
-        return entered - left, left - entered
-
-
-class Net:
-    """What entered and left a cache, less what did both."""
-
-    def __init__(self) -> None:
-        self.entered: set[bytes] = set()
-        self.left: set[bytes] = set()
-
-    def enter(self, blocks: Iterable[bytes]) -> None:
-        for block in blocks:
-            if block in self.left:
-                self.left.remove(block)
-            else:
-                self.entered.add(block)
-
-    def leave(self, blocks: Iterable[bytes]) -> None:
-        for block in blocks:
-            if block in self.entered:
-                self.entered.remove(block)
-            else:
-                self.left.add(block)
-
-    def apply(self, known: set[bytes]) -> None:
-        known -= self.left
-        known |= self.entered
+            del self.order[next(iter(self.order))]
 
 
 @dataclass(eq=False)
 class Message:
-    """What a row changed on its engine, as the index hears it."""
+    """What an engine has after a row, as the index hears it."""
 
     row: Row
-    device: Net
-    host: Net
-    tier: Net
+    device: set[bytes]
+    host: set[bytes]
+    tier: set[bytes]
 
 
 class Engine:
     """One engine: its caches, its queue, and what is open on it."""
 
-    def __init__(self, fleet: NaiveFleet) -> None:
+    def __init__(self, fleet: Configuration) -> None:
         self.device = Lru(fleet.device)
-        self.host = CPUOffloadingManager(fleet.block_tokens, fleet.host, fleet.policy)
+        self.host = CPUOffloadingManager(1, fleet.host, fleet.policy)
         self.tier: CPUOffloadingManager | None = None
         self.queue: list[Row] = []  # waiting
         self.prefilling: Row | None = None
         self.request: Any = None  # of the host's manager, for the row that is prefilling
         self.on_tier: Any = None  # the same of the tier's manager
-        self.message: Message | None = None  # of that row
         self.taken_slots = 0
         self.open: list[Row] = []
         self.unfilled: list[Row] = []  # routed, prefill not ended
         self.routed = 0
-        self.counts = EngineCounts()
 
 
 def lead(hashes: Sequence[bytes], *places: Iterable[bytes]) -> int:
@@ -239,56 +145,39 @@ def nearest_rank(values: Iterable[int], percent: int) -> int:
 
 
 DEFAULTS = {
-    "round-robin": {},
-    "random": {},
-    "least-loaded": {},
-    "session": {"blocks": "4"},
-    "sticky": {"blocks": "4"},
-    "prefix": {"abs": "32", "rel": "1.1", "threshold": ".5", "index_blocks": "0"},
-    "scored": {"prefix": "3", "queue": "2", "index_blocks": "31250", "match_blocks": "0"},
-    "events": {
-        "prefix": "2",
-        "queue": "1",
-        "host": "80",
-        "tier": "80",
-        "sees": "host",
-        "ahead": "1",
-        "lag_ms": "0",
-    },
-    "cost": {
-        "weight": "1",
-        "host": "75",
-        "tier": "25",
-        "sees": "host",
-        "ahead": "0",
-        "lag_ms": "0",
-    },
-    "earliest": {"sees": "host", "ahead": "0", "lag_ms": "0"},
+    "round-robin": "",
+    "random": "",
+    "least-loaded": "",
+    "session": "blocks=4",
+    "sticky": "blocks=4",
+    "prefix": "abs=32&rel=1.1&threshold=.5&index_blocks=0",
+    "scored": "prefix=3&queue=2&index_blocks=31250&match_blocks=0",
+    "events": "prefix=2&queue=1&host=80&tier=80&sees=host&ahead=1&lag_ms=0",
+    "cost": "weight=1&host=75&tier=25&sees=host&ahead=0&lag_ms=0",
+    "earliest": "sees=host&ahead=0&lag_ms=0",
 }
 
 
 class Simulation:
-    """The state of a replay, and its events."""
+    """A replay of requests, its state and its events; `run` leaves what became of them."""
 
-    def __init__(self, rows: Sequence[Sequence[Any]], fleet: NaiveFleet) -> None:
+    def __init__(self, requests: Sequence[Request], fleet: Configuration) -> None:
         self.fleet = fleet
-        self.router, _, options = fleet.router.partition("?")
-        self.options = dict(DEFAULTS[self.router])
-        for option in options.split("&") if options else []:
-            name, _, value = option.partition("=")
-            if name not in self.options:
-                raise ValueError(f"{self.router} has no option {name}")
-            self.options[name] = value
+        self.block_tokens = fleet.groups.block_tokens
+        self.router, _, given = fleet.router.partition("?")
+        options = "&".join(filter(None, (DEFAULTS[self.router], given)))
+        self.options = dict(option.split("=") for option in options.split("&") if option)
         self.engines = [Engine(fleet) for _ in range(fleet.engines)]
         tier = None
         for engine in self.engines:
             if fleet.tier is None:
                 continue
             engine.host.policy.set_declining(False)
-            if tier is None or fleet.tier == "private":
-                tier = CPUOffloadingManager(fleet.block_tokens, fleet.tier_slots, fleet.tier_policy)
+            if tier is None or fleet.tier.kind == "private":
+                tier = CPUOffloadingManager(1, fleet.tier.slots, fleet.tier.policy)
             engine.tier = tier
-        self.rows = numbered(rows, fleet)
+        self.rows = numbered(requests, self.block_tokens)
+        self.blocks = {block for row in self.rows for block in row.hashes}
         self.events: list[tuple[int, int, int, int]] = []
         self.arrivals = 0  # so far
 
@@ -303,13 +192,12 @@ class Simulation:
         self.lag = nanoseconds(Fraction(self.options.get("lag_ms", "0")))
         self.on_device: list[set[bytes]] = [set() for _ in self.engines]
         self.in_host: list[set[bytes]] = [set() for _ in self.engines]
-        shared: set[bytes] = set()
-        self.in_tier = [shared if fleet.tier == "shared" else set() for _ in self.engines]
+        self.in_tier: list[set[bytes]] = [set() for _ in self.engines]
         self.ahead: list[list[Row]] = [[] for _ in self.engines]
 
     # Events
 
-    def run(self) -> FleetResult:
+    def run(self) -> Simulation:
         for row in self.rows:
             if self.fleet.loop == "open" or row.wait is None:
                 self.schedule(row.arrival, ARRIVAL, row.number)
@@ -325,7 +213,8 @@ class Simulation:
             else:
                 first = self.arrive(now, self.rows[first])
             self.begin_if_possible(now, first)
-        return self.result()
+        self.rows.sort(key=lambda row: row.place)
+        return self
 
     def schedule(self, time: int, kind: int, first: int, second: int = 0) -> None:
         bisect.insort(self.events, (time, kind, first, second))
@@ -361,17 +250,16 @@ class Simulation:
         fleet = self.fleet
         row = engine.prefilling = engine.queue.pop(0)
         engine.taken_slots += 1
-        message = engine.message = Message(row, Net(), Net(), Net())
         if fleet.device:
             row.device_hits = lead(row.hashes, engine.device.order)
-            message.device.entered, message.device.left = engine.device.use(row.hashes)
+            engine.device.use(row.hashes)
         engine.request = engine.host.begin(row.hashes)
         if engine.tier is not None:
             engine.on_tier = engine.tier.begin(row.hashes)
         self.read(engine, row)
         hits = row.device_hits + row.host_hits + row.tier_hits
-        row.missed = row.length - min(hits * fleet.block_tokens, row.length)
-        row.prefill_ns = self.prefill_time(row.missed, row.host_hits, row.tier_hits)
+        row.missed_tokens = row.length - min(hits * self.block_tokens, row.length)
+        row.prefill_ns = self.prefill_time(row.missed_tokens, row.host_hits, row.tier_hits)
         self.schedule(now + row.prefill_ns, END_OF_PREFILL, row.engine, row.number)
 
     def prefill_time(self, missed: int, host_hits: int, tier_hits: int) -> int:
@@ -386,7 +274,7 @@ class Simulation:
 
     def read(self, engine: Engine, row: Row) -> None:
         """Find what host and tier have behind the device's blocks, and pin it in host."""
-        request, tier, counts = engine.request, engine.tier, engine.counts
+        request, tier = engine.request, engine.tier
         position = row.device_hits
         while True:
             for _ in range(request.lookup(position)):
@@ -400,9 +288,7 @@ class Simulation:
             if output is None:
                 return
             with_slots = set(output.block_hashes_to_store)
-            counts.stored += len(with_slots)
-            engine.message.host.leave(output.block_hashes_evicted)
-            engine.message.host.enter(with_slots)
+            row.stored += len(with_slots)
             read = []
             for block in rest[:on_tier]:
                 if block in with_slots:
@@ -425,7 +311,7 @@ class Simulation:
 
     def end_prefill(self, now: int, number: int, row: Row) -> None:
         engine = self.engines[number]
-        request, message, counts = engine.request, engine.message, engine.counts
+        request = engine.request
         request.complete_store()  # of what was read from the tier
         for position in row.pinned:
             request.complete_load(position, position + 1)
@@ -433,9 +319,7 @@ class Simulation:
         stored = []
         if output is not None:
             stored = output.block_hashes_to_store
-            message.host.leave(output.block_hashes_evicted)
-            message.host.enter(stored)
-            counts.stored += len(stored)
+            row.stored += len(stored)
         given = None
         if engine.tier is not None and stored:
             given = engine.tier.prepare_store(stored)
@@ -445,19 +329,24 @@ class Simulation:
             engine.on_tier.finish()
         if given is not None:
             engine.tier.complete_store(given.block_hashes_to_store)
-            message.tier.leave(given.block_hashes_evicted)
-            message.tier.enter(given.block_hashes_to_store)
-            counts.tier_stored += len(given.block_hashes_to_store)
-        engine.prefilling = engine.request = engine.on_tier = engine.message = None
+            row.tier_stored = len(given.block_hashes_to_store)
+        engine.prefilling = engine.request = engine.on_tier = None
         engine.unfilled.remove(row)
         row.ttft = now - row.arrival
-        self.publish(now, message)
+        self.publish(now, row)
         row.finish = now
         if self.fleet.rate is not None:
             row.finish += row.output * self.fleet.decode_ns
         self.schedule(row.finish, FINISH, number, row.number)
 
-    def publish(self, now: int, message: Message) -> None:
+    def publish(self, now: int, row: Row) -> None:
+        engine, tier = self.engines[row.engine], self.engines[row.engine].tier or ()
+        message = Message(
+            row,
+            device=set(engine.device.order),
+            host={block for block in self.blocks if block in engine.host},
+            tier={block for block in self.blocks if block in tier},
+        )
         if self.lag:
             self.schedule(now + self.lag, INDEX_HEARS, len(self.messages))
             self.messages.append(message)
@@ -468,11 +357,13 @@ class Simulation:
         engine = message.row.engine
         sees = self.options.get("sees")
         if sees in ("device", "host", "tier"):
-            message.device.apply(self.on_device[engine])
+            self.on_device[engine] = message.device
         if sees in ("host", "tier"):
-            message.host.apply(self.in_host[engine])
+            self.in_host[engine] = message.host
         if sees == "tier":
-            message.tier.apply(self.in_tier[engine])
+            is_shared = self.fleet.tier.kind == "shared"
+            for other in range(len(self.engines)) if is_shared else [engine]:
+                self.in_tier[other] = message.tier
         if self.options.get("ahead") == "1":
             self.ahead[engine].remove(message.row)
 
@@ -562,7 +453,7 @@ class Simulation:
         return self.least(costs)
 
     def choose_cost(self, row: Row) -> int:
-        tokens = self.fleet.block_tokens
+        tokens = self.block_tokens
         weight = Fraction(self.options["weight"])
         own, costs = [], []
         for e, engine in enumerate(self.engines):
@@ -578,7 +469,7 @@ class Simulation:
         own, costs = [], []
         for e, engine in enumerate(self.engines):
             device, host, tier = self.leads(row, e)
-            missed = row.length - min(tier * self.fleet.block_tokens, row.length)
+            missed = row.length - min(tier * self.block_tokens, row.length)
             own.append(self.prefill_time(missed, host - device, tier - host))
             costs.append(sum(other.expected for other in engine.unfilled) + own[e])
         chosen = self.least(costs)
@@ -601,82 +492,44 @@ class Simulation:
             + Fraction(self.options["tier"]) / 100 * (tier - host)
         )
 
-    # Counts
+    # Times
 
-    def result(self) -> FleetResult:
-        fleet, rows = self.fleet, sorted(self.rows, key=lambda row: row.place)
-        for row in rows:
-            counts = self.engines[row.engine].counts
-            counts.requests += 1
-            counts.blocks += len(row.hashes)
-            counts.device_hits += row.device_hits
-            counts.host_hits += row.host_hits
-            counts.tier_hits += row.tier_hits
-            counts.tokens += row.length
-            counts.hit_tokens += row.length - row.missed
-            counts.missed_tokens += row.missed
-            counts.prefill_ns += row.prefill_ns
-        per_engine = [engine.counts for engine in self.engines]
+    def saved(self) -> float | None:
+        """Return the share of the time in prefill that the caches save; None without rate."""
+        prefill = sum(row.prefill_ns for row in self.rows)
+        without = sum(time_for(row.length, self.fleet.rate) for row in self.rows)
+        return 1 - prefill / without if without else None
 
-        def total(name: str) -> int:
-            return sum(getattr(counts, name) for counts in per_engine)
-
-        prefill_ns, missed = total("prefill_ns"), total("missed_tokens")
-        span = max(row.finish for row in rows) - min(row.arrival for row in rows)
-        without_caches = sum(time_for(row.length, fleet.rate) for row in rows)
-        placed = b"".join(row.engine.to_bytes(2, "little") for row in rows)
-        most = max(counts.missed_tokens for counts in per_engine)
-        return FleetResult(
-            engines=[row.engine for row in rows],
-            ttft=[row.ttft for row in rows],
-            latencies=[row.finish - row.arrival for row in rows],
-            placement=hashlib.sha256(placed).hexdigest()[:12],
-            per_engine=per_engine,
-            device_hits=total("device_hits"),
-            host_hits=total("host_hits"),
-            tier_hits=total("tier_hits"),
-            tokens=total("tokens"),
-            hit_tokens=total("hit_tokens"),
-            missed_tokens=missed,
-            stored=total("stored"),
-            tier_stored=total("tier_stored"),
-            prefill_ns=prefill_ns,
-            span=span,
-            saved=1 - prefill_ns / without_caches if without_caches else None,
-            busy=prefill_ns / (fleet.engines * span) if fleet.rate and span else None,
-            imbalance=most * fleet.engines / missed if missed else 1.0,
-        )
+    def busy(self) -> float | None:
+        """Return the share of the engines' time in prefill; None without rate or span."""
+        prefill = sum(row.prefill_ns for row in self.rows)
+        span = max(row.finish for row in self.rows) - min(row.arrival for row in self.rows)
+        return prefill / (len(self.engines) * span) if self.fleet.rate and span else None
 
 
-def numbered(rows: Sequence[Sequence[Any]], fleet: NaiveFleet) -> list[Row]:
+def numbered(requests: Sequence[Request], block_tokens: int) -> list[Row]:
     """Return rows in the order of their numbers, linked within their sessions."""
-    ordered = sorted(enumerate(rows), key=lambda one: nanoseconds(one[1][0]))  # stable
+    ordered = sorted(enumerate(requests), key=lambda one: nanoseconds(one[1].timestamp))  # stable
     made: list[Row] = []
     last: dict[str, Row] = {}
-    for number, (place, values) in enumerate(ordered):
-        timestamp, length, output, ids, session, think, service = values
-        arrival = nanoseconds(timestamp)
+    for number, (place, one) in enumerate(ordered):
+        arrival, ids = nanoseconds(one.timestamp), one.hash_ids
         row = Row(
             number=number,
             place=place,
             arrival=arrival,
-            length=length or len(ids) * fleet.block_tokens,
-            output=output,
+            length=one.input_length or len(ids) * block_tokens,
+            output=one.output_length,
             hashes=[hashlib.sha256(str(block).encode()).digest() for block in ids],
-            session=session,
-            service=nanoseconds(service or 0),
+            session=one.session,
+            service=nanoseconds(one.service or 0),
             wait=None,
         )
-        before = last.get(session) if session is not None else None
+        before = last.get(one.session) if one.session is not None else None
         if before is not None:
-            row.wait = arrival - before.arrival if think is None else nanoseconds(think)
+            row.wait = arrival - before.arrival if one.think is None else nanoseconds(one.think)
             before.after = row
-        if session is not None:
-            last[session] = row
+        if one.session is not None:
+            last[one.session] = row
         made.append(row)
     return made
-
-
-def run(rows: Sequence[Sequence[Any]], settings: NaiveFleet) -> FleetResult:
-    """Replay rows of (timestamp_ms, input_length, output_length, ids, session, think, service)."""
-    return Simulation(rows, settings).run()

@@ -74,14 +74,6 @@ def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: in
     assert behind.hits > alone.hits
 
 
-def test_host_memory_above_a_disk_declines_nothing() -> None:
-    trace = decoded("lmcache_agents_64c")
-    by_density, by_lru = (
-        replay(trace, with_disk(policy, 482, 4_820)) for policy in ("hit-density", "lru")
-    )
-    assert by_density.hit_ratio > 1.1 * by_lru.hit_ratio
-
-
 def test_a_read_from_the_disk_takes_a_slot() -> None:
     """A chain of 8 comes twice, with 20 blocks between: memory for 4 reads 4 of them."""
     rows = [range(8), range(100, 120), range(8), range(8)]
@@ -103,19 +95,6 @@ def test_what_a_disk_saves() -> None:
         missed = found.asked - found.hits
         recomputed = (missed + READ_COST * found.tier_hits) / trace.num_requests
         assert recomputed == pytest.approx(expected, rel=0.02)
-
-
-def test_the_disk_hears_that_a_session_ends() -> None:
-    """Its blocks leave first: the disk keeps the chain that came before it."""
-    rows = [range(4), range(10, 14), range(20, 24), range(4)]
-    ends = [False, True, False, False]
-    requests = [
-        Request(1000 * number, 0, 0, tuple(row), f"session {number}", ends=ending, expect=1)
-        for number, (row, ending) in enumerate(zip(rows, ends, strict=True))
-    ]
-    said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
-    assert replay(requests, with_disk("lru", 4, 8)).tier_hits == 0
-    assert replay(said, with_disk("lru", 4, 8)).tier_hits == 4
 
 
 # -- several groups --------------------------------------------------------------------------------
@@ -234,14 +213,22 @@ def test_without_a_slot_what_the_disk_has_is_a_miss() -> None:
     assert (served.hit_tokens, served.disk_tokens) == (2 * 16, 2 * 16)  # 8 of one group, 2
 
 
-def test_the_disk_hears_that_a_session_ends_with_groups() -> None:
-    groups = GroupChunks.of(LAYOUTS["window"], 16)
+@pytest.mark.parametrize(
+    ("groups", "host", "disk", "hits"),
+    [
+        (GroupChunks.of_blocks(), 4, 8, 4),
+        (GroupChunks.of(LAYOUTS["window"], 16), 7, 14, 64),
+    ],
+    ids=["blocks", "groups"],
+)
+def test_the_disk_hears_that_a_session_ends(groups, host, disk, hits) -> None:
+    """Its blocks leave first: the disk keeps the chain that came before it."""
     rows = [range(4), range(10, 14), range(20, 24), range(4)]
     requests = [
         Request(1000 * number, 65, 0, tuple(row), f"session {number}", ends=number == 1, expect=1)
         for number, row in enumerate(rows)
     ]
     said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
-    tiers = Configuration(policy="lru", host=7, tier=Tier("private", 14, "lru"), groups=groups)
+    tiers = with_disk("lru", host, disk, groups=groups)
     assert replay(requests, tiers).tier_hits == 0
-    assert replay(said, tiers).tier_hits == 64
+    assert replay(said, tiers).tier_hits == hits

@@ -83,20 +83,16 @@ def test_a_grid_is_that_of_this_machine(machines, cells) -> None:
     assert by_configuration(replay_all(read(), cells, elsewhere=machines(read))) == alone
 
 
+def silent() -> DecodedTrace:
+    return replace(read(), hints=None)
+
+
 @pytest.mark.parametrize(
-    "other", [functools.partial(read, seed=2), functools.partial(read, more=1)]
+    "other", [functools.partial(read, seed=2), functools.partial(read, more=1), silent]
 )
 def test_another_trace_is_refused(machines, other) -> None:
     with pytest.raises(ValueError, match="trace must be the same on all machines, got another"):
         list(replay_all(read(), CELLS, elsewhere=machines(other)))
-
-
-def test_hints_and_times_are_of_the_trace(machines) -> None:
-    def silent() -> DecodedTrace:
-        return replace(read(), hints=None)
-
-    with pytest.raises(ValueError, match="trace must be the same"):
-        list(replay_all(read(), CELLS, elsewhere=machines(silent)))
 
 
 def test_what_is_left_is_cancelled() -> None:

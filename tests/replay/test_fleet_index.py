@@ -44,11 +44,9 @@ def test_sets_of_engines(index: ModuleType, seed: int, engines: int) -> None:
         action = chance.choice(["add", "add", "remove", "fill", "empty"])
         if action == "add":
             new = {block for block in blocks.tolist() if engine not in sets[block]}
-            assert holders.add(blocks.data, engine) == len(new)
-        elif action == "remove":
-            holders.remove(blocks.data, engine)
+            assert holders.put(blocks.data, engine, True) == len(new)
         else:
-            holders.fill(blocks.data, action == "fill")
+            holders.put(blocks.data, engine if action == "remove" else -1, action == "fill")
         for block in blocks.tolist():
             if action in ("add", "remove"):
                 (sets[block].add if action == "add" else sets[block].discard)(engine)
@@ -58,7 +56,7 @@ def test_sets_of_engines(index: ModuleType, seed: int, engines: int) -> None:
         assert holders.of(block) == sorted(sets[block])
         assert holders.lead(asked.data) == lead(asked, sets.__getitem__)
         chosen = chance.sample(range(3), chance.randint(1, 3))
-        assert index.leads([every[one] for one in chosen], asked.data, engines) == [
+        assert index.leads([every[one] for one in chosen], asked.data) == [
             lead(asked, lambda block, e=e, sets=chosen: any(e in expected[s][block] for s in sets))
             for e in range(engines)
         ]
@@ -98,6 +96,6 @@ def test_rows_on_their_way(index: ModuleType, seed: int) -> None:
 def test_blocks_that_are_none_are_refused(index: ModuleType) -> None:
     blocks = np.array([4], np.uint32)
     with pytest.raises(IndexError):
-        index.Holders(4, 2).add(blocks.data, 0)
+        index.Holders(4, 2).put(blocks.data, 0, True)
     with pytest.raises(IndexError):
         index.Recent(4, 2).use(blocks.data)

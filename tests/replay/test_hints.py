@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import subprocess
@@ -26,7 +25,6 @@ from kvoffload.replay import (
 )
 from kvoffload.replay.hints import TraceHints
 from kvoffload.replay.requests import digest_of
-from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Request
 
 MINUTE = 60_000
@@ -138,18 +136,6 @@ def test_noise_share_and_liars_are_as_large_as_asked_for() -> None:
     errors = np.log(found.expect_s[returns] / truth.expect_s[returns])
     assert abs(errors.mean()) < 0.1
     assert abs(errors.std() / math.log(5) - 1) < 0.05
-
-
-def test_who_speaks_with_a_small_share_speaks_with_a_large_one() -> None:
-    says = [
-        ~np.isnan(TraceHints.of(TRACE, HintOptions(told="expect", share=share)).expect_s)
-        for share in (0, 0.2, 0.6, 1)
-    ]
-    assert not says[0].any()
-    assert says[3].all()
-    for fewer, more in itertools.pairwise(says):
-        assert (more >= fewer).all()
-        assert more.sum() > fewer.sum()
 
 
 def digest(rows: list[Request], **options: float) -> str:
@@ -294,24 +280,6 @@ def test_a_session_that_goes_on_shares_nothing_with_itself(policy, step_tokens) 
     assert manager.policy.num_released == 6
 
 
-class Clock(CPUOffloadingManager):
-    """A manager that notes the clock that it is given."""
-
-    def begin(self, hashes, *, hints=None, now=None):
-        self.clock = [*getattr(self, "clock", []), now]
-        return super().begin(hashes, hints=hints, now=now)
-
-
-def test_the_clock_is_the_trace_s_with_hints_and_none_without() -> None:
-    manager = Clock(16, 60)
-    trace = DecodedTrace.of(TRACE, hints=HintOptions(told="ends"))
-    replay(trace, Configuration(host=60), manager=manager)
-    assert manager.clock == [row.timestamp / 1000 for row in TRACE]
-    manager = Clock(16, 60)
-    replay(TRACE, Configuration(host=60), manager=manager)
-    assert set(manager.clock) == {None}
-
-
 def test_every_kind_of_replay_hears_the_same() -> None:
     trace = DecodedTrace.of(TRACE, hints=HintOptions(told="both", noise=2.7))
     silent = DecodedTrace.of(TRACE)
@@ -335,18 +303,6 @@ def test_every_kind_of_replay_hears_the_same() -> None:
             assert heard.hits > without[one].hits
     tiers = Configuration(host=60, tier=Tier("private", 200))
     assert replay(trace, tiers).host_hits > replay(silent, tiers).host_hits
-
-
-def test_results_are_kept_apart_by_what_was_told(tmp_path) -> None:
-    wanted, file = Configuration(host=60), tmp_path / "results"
-    told = (None, HintOptions(told="both"), HintOptions(told="both", noise=2))
-    traces = [DecodedTrace.of(TRACE, hints=options) for options in told]
-    for trace in traces:
-        results = ResultsFile(file, trace, wanted.groups)
-        assert results.read([wanted]) == {}
-        results.add(replay(trace, wanted))
-    for trace in traces:
-        assert len(ResultsFile(file, trace, wanted.groups).read([wanted])) == 1
 
 
 def test_liars_are_counted_by_session_where_files_are_out_of_order() -> None:

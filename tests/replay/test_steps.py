@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as replaced
-
-import numpy as np
 import pytest
 
 from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
 from kvoffload.replay import (
     Configuration,
-    DecodedTrace,
     Group,
     GroupChunks,
     GroupLayout,
     replay,
-    replay_all,
 )
 from kvoffload.replay.groups import step_ends
-from kvoffload.replay.results_file import ResultsFile
 from kvoffload.replay.serving import GroupServer, group_key
 from kvoffload.traces import Workload
 
@@ -89,39 +83,6 @@ def test_steps_that_complete_no_block_are_counted_and_left_out(
     length: int, start: int, step: int, unit: int, expected: list[tuple[int, int]]
 ) -> None:
     assert list(step_ends(length, start, step, unit)) == expected
-
-
-@pytest.mark.parametrize("policy", ["lru", "arc", "hit-density"])
-def test_every_replay_of_a_trace_counts_the_same(policy: str) -> None:
-    workload = Workload(200, seed=1)
-    trace = DecodedTrace.of(workload)
-    groups = GroupChunks.of_blocks(512, step_tokens=2048)
-    configuration = Configuration(policy=policy, host=20, groups=groups)
-    found = replay(trace, configuration)
-    result = replay(workload, configuration, manager=CPUOffloadingManager(512, 20, policy))
-    assert result == found
-    np.testing.assert_array_equal(result.log, found.log)
-    for jobs in (1, 2) if policy == "lru" else (1,):
-        both = [configuration, replaced(configuration, host=30)]
-        assert found in list(replay_all(trace, both, jobs=jobs))
-    whole = replay(trace, Configuration(policy=policy, host=20))
-    assert whole.refused > found.refused or policy == "hit-density"  # which declines instead
-    assert whole.hits != found.hits or policy == "hit-density"
-
-
-def test_results_are_kept_by_steps(tmp_path) -> None:
-    trace = DecodedTrace.of(Workload(200, seed=1))
-    path = tmp_path / "results.jsonl"
-    groups = GroupChunks.of_blocks(512, step_tokens=1024)
-    wanted = Configuration(host=3, groups=groups)
-    result = replay(trace, wanted)
-    assert result.refused > trace.num_requests
-    ResultsFile(path, trace, groups).add(result)
-    assert ResultsFile(path, trace, groups).read([wanted]) == {wanted: result}
-    for other in (2048, None):
-        groups = GroupChunks.of_blocks(512, step_tokens=other)
-        wanted = Configuration(host=3, groups=groups)
-        assert ResultsFile(path, trace, groups).read([wanted]) == {}
 
 
 def test_what_steps_need_is_named() -> None:

@@ -98,19 +98,6 @@ def test_calls_in_the_order_of_an_engine():
     assert result.blocks_per_second == pytest.approx(8 / result.manager_seconds)
 
 
-def test_counts_what_the_manager_counts():
-    manager = CPUOffloadingManager(16, 500, "arc")
-    result = timed(Workload(400), manager)
-    stats = manager.stats()
-    assert result.hits == stats["hit_blocks"]
-    assert result.blocks == stats["lookup_blocks"]
-    assert result.stored == stats["stored_blocks"]
-    assert result.evicted == stats["evicted_blocks"]
-    assert result.refused == stats["refused_stores"]
-    assert result.hit_ratio == result.hits / result.blocks
-    assert stats["pinned"] == stats["pending"] == 0
-
-
 def test_not_admitted_is_what_the_manager_says():
     class Choosy(CPUOffloadingManager):
         stores = 0
@@ -124,20 +111,6 @@ def test_not_admitted_is_what_the_manager_says():
 
     # those from before the replay do not count
     assert timed(Workload(5), Choosy(16, 9)).not_admitted == 10
-
-
-def test_hit_tokens_of_a_partial_block_are_not_more_than_the_prompt():
-    requests = [Request(0, 30, 1, (1, 2))] * 2
-    result = timed(requests, CPUOffloadingManager(16, 9), 16)
-    assert result.hits == 2
-    assert result.hit_tokens == 30
-    assert result.token_hit_ratio == 0.5
-
-
-def test_without_a_block_size_there_is_no_token_ratio():
-    result = timed(Workload(5), CPUOffloadingManager(16, 9))
-    assert result.hit_tokens is None
-    assert result.token_hit_ratio is None
 
 
 def test_ratios_of_nothing_are_zero():
