@@ -7,14 +7,13 @@ import os
 import pytest
 
 from kvoffload.advise import Setup, advise
-from kvoffload.advise.advice import Facts
-from kvoffload.advise.findings import findings
+from kvoffload.advise.advice import Advice, Facts
 from kvoffload.advise.setup import Case, FleetTier
-from kvoffload.advise.verdicts import headline
-from kvoffload.advise.wording import fits_text
 from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, grid, replay
 from kvoffload.traces import Request, Survey, Workload
+
+from .said import said, verdict
 
 MIB = 2**20
 WORKLOAD = Workload(300, seed=3)
@@ -93,8 +92,8 @@ def test_progress_ends_at_the_number_of_replays_and_never_falls():
 
 def test_the_recommendation_names_its_policy_and_its_reasons(advice):
     assert advice.policy in registry.names()
-    assert headline(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
-    texts = {finding.title: finding.text for finding in findings(advice)}
+    assert verdict(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
+    texts = said(advice)
     assert next(iter(texts)) == "Reason"
     assert {"More memory", "Ceiling"} <= set(texts)
     assert "; in the busiest tenth " in texts["Traffic"]
@@ -105,19 +104,19 @@ def test_without_times_there_are_no_rates():
     found = advise(timeless, SETUP)
     assert found.policy is not None
     assert {*found.rates(found.result)} == {None}
-    assert "The trace has no times" in findings(found)[-1].text
+    assert "The trace has no times" in said(found)["Traffic"]
 
 
 def test_a_cache_on_the_accelerator_answers_first():
     setup = dataclasses.replace(SETUP, device_memory=100 * MIB)
     behind, alone = advise(WORKLOAD, setup), advise(WORKLOAD, SETUP)
-    assert behind.facts.blocks == alone.facts.asked_tokens // 512
-    assert behind.facts.asked_tokens < alone.facts.asked_tokens
+    assert behind.facts.blocks == alone.vllm_default.asked_tokens // 512
+    assert behind.vllm_default.asked_tokens < alone.vllm_default.asked_tokens
     for policy in registry.names():
         assert behind.of(policy).offloaded_tokens < alone.of(policy).offloaded_tokens
     trace = DecodedTrace.of(WORKLOAD)
     everything = replay(trace, Configuration(policy="infinite", host=1, device=100))
-    assert behind.unbounded == 512 * everything.hits / behind.facts.asked_tokens
+    assert behind.unbounded == 512 * everything.hits / behind.vllm_default.asked_tokens
     counts = replay(trace, Configuration(policy="lru", host=200, device=100))
     assert behind.of("lru").hit_ratio == counts.hit_ratio
 
@@ -126,8 +125,8 @@ def test_too_few_requests_give_no_recommendation():
     found = advise(list(itertools.islice(WORKLOAD, 199)), SETUP)
     assert found.policy is None
     assert found.objections == ["the trace is too short: 199 requests, and at least 200 are needed"]
-    assert headline(found).startswith("No recommendation: the trace is too short: 199 requests")
-    assert [finding.title for finding in findings(found)] == ["Ceiling"]
+    assert verdict(found).startswith("No recommendation: the trace is too short: 199 requests")
+    assert [*said(found)] == ["Ceiling"]
 
 
 def test_no_reuse_gives_no_recommendation():
@@ -150,8 +149,8 @@ def test_reuse_that_the_cache_on_the_accelerator_serves_is_named_as_that():
     assert "own prefix cache, assumed to have 100 MiB, serves 50.0 % of the blocks" in objection
     assert "--device-memory" in objection
     assert "almost no reuse: behind it" in objection
-    (ceiling,) = findings(found)
-    assert "50.0 % of all blocks are reuse" in ceiling.text
+    ceiling = said(found)["Ceiling"]
+    assert "50.0 % of all blocks are reuse" in ceiling
     given = advise(twice, dataclasses.replace(setup, device_is_assumed=False))
     assert "own prefix cache, of 100 MiB, serves 50.0 %" in given.objections[0]
     short, *others = advise(twice[:100], setup).objections
@@ -179,9 +178,13 @@ def test_a_request_without_blocks_is_no_trouble():
 def test_a_trace_that_the_assumed_cache_holds_is_said():
     setup = Setup(2**30, 16, 64, 2**20, device_is_assumed=True)
     facts = Facts(requests=300, seconds=0.0, input_tokens=0, blocks=5000, unique_blocks=1024)
-    assert "All blocks of this trace, 1 MiB, fit into the cache assumed" in fits_text(setup, facts)
-    assert fits_text(setup, dataclasses.replace(facts, unique_blocks=1025)) == ""
-    assert fits_text(dataclasses.replace(setup, device_is_assumed=False), facts) == ""
+    found = Advice(setup, facts, {}, Case(0), Case(0), unbounded=0.0, reuse=0.0, objections=["no"])
+    fits = "All blocks of this trace, 1 MiB, fit into the cache assumed"
+    assert fits in verdict(found)
+    more = dataclasses.replace(facts, unique_blocks=1025)
+    assert fits not in verdict(dataclasses.replace(found, facts=more))
+    given = dataclasses.replace(setup, device_is_assumed=False)
+    assert fits not in verdict(dataclasses.replace(found, setup=given))
 
 
 def test_on_one_engine_what_is_asked_of_several_has_no_effect():

@@ -7,10 +7,11 @@ import pytest
 
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
-from kvoffload.advise.findings import findings
 from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import stack_distances
 from kvoffload.traces import Request, Workload
+
+from .said import said
 
 pytestmark = pytest.mark.fast
 
@@ -95,7 +96,7 @@ def test_what_is_written_to_the_disk_is_reported_per_day(found):
         assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
         assert cell.alone == advice.of(cell.host_policy, cell.memory).hit_ratio
         assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
-    titles = [finding.title for finding in findings(advice, details=closer)]
+    titles = [*said(advice, details=closer)]
     assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]
 
 
@@ -104,7 +105,7 @@ def test_without_times_blocks_written_are_reported():
     advice = advise(recorded, SETUP)
     closer = details(recorded, advice, Disk(1000 * MIB, ("lru",)))
     assert closer.disk_cells[0].bytes_per_day is None
-    assert " blocks written" in findings(advice, details=closer)[-1].text
+    assert " blocks written" in said(advice, details=closer)["Disk"]
 
 
 def test_a_trace_of_nothing_is_no_trouble():
@@ -117,7 +118,7 @@ def test_a_trace_of_nothing_is_no_trouble():
 
 def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     advice, closer = found
-    useful = findings(advice, details=closer)[-1].text
+    useful = said(advice, details=closer)["Disk"]
     assert "both hit" in useful
     assert "hardly any" not in useful
     nothing = details(RecordedTrace.of(WORKLOAD), advice, Disk(MIB, ("lru", "hit-density")))
@@ -126,7 +127,7 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
         for cell in nothing.disk_cells
         if cell.memory == SETUP.memory
     )
-    text = findings(advice, details=nothing)[-1].text
+    text = said(advice, details=nothing)["Disk"]
     assert "adds hardly any hits: both hit" in text
     assert "host memory on its own" in text
     assert "fewest" not in text
@@ -140,7 +141,7 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
             )
             cell = dataclasses.replace(cell, counts=counts)
         idle.append(cell)
-    text = findings(advice, details=dataclasses.replace(closer, disk_cells=idle))[-1].text
+    text = said(advice, details=dataclasses.replace(closer, disk_cells=idle))["Disk"]
     assert "both hit" in text
     assert "hit-density behind" not in text
 

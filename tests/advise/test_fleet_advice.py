@@ -8,12 +8,12 @@ import pytest
 
 from kvoffload.advise import RecordedTrace, advise, engine_of
 from kvoffload.advise.choice import choose_fleet, saving
-from kvoffload.advise.findings import findings
 from kvoffload.advise.setup import STACK_ROUTERS, Case, FleetTier, Setup
 from kvoffload.advise.units import bytes_text, duration_text
-from kvoffload.advise.verdicts import headline
 from kvoffload.replay import replay
 from kvoffload.traces import Request
+
+from .said import said, verdict
 
 pytestmark = pytest.mark.fast
 
@@ -113,7 +113,7 @@ def test_it_is_the_same_whoever_computes(trace, timed):
 
 
 def test_the_headline_and_findings_say_what_was_found(timed):
-    text = headline(timed)
+    text = verdict(timed)
     case = timed.case
     gain = saving(timed.result) - saving(timed.like(router="round-robin"))
     none = saving(timed.result) - saving(timed.like(memory=0))
@@ -122,7 +122,7 @@ def test_the_headline_and_findings_say_what_was_found(timed):
     assert f", {case.router} in front of 2 engines, saves " in text
     assert f" saves {duration_text(gained)} of GPU time over the trace, " in text
     assert f"{100 * gain:.1f} points more than round-robin" in text
-    found = {finding.title: finding.text for finding in findings(timed)}
+    found = said(timed)
     assert set(found) == {
         *("Enough", "Router", "Memory", "Tier", "Policy", "First token", "Balance", "Ceiling")
     }
@@ -141,18 +141,18 @@ def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning(trace)
     found = advise(
         RecordedTrace.of(one_session, arrivals=True), replace(SETUP, routers=("session",))
     )
-    assert headline(found).endswith(". The busiest engine computes 2.00 times the mean.")
-    enough = {finding.title: finding.text for finding in findings(found)}["Enough"]
+    assert verdict(found).endswith(". The busiest engine computes 2.00 times the mean.")
+    enough = said(found)["Enough"]
     assert enough.startswith(f"The best of {len(found.candidates)} fleets is session")
     usual = advise(trace, SETUP)
-    text = {finding.title: finding.text for finding in findings(usual)}["Enough"]
+    text = said(usual)["Enough"]
     assert text.startswith(f"The best of {len(usual.candidates)} fleets that balance the load is ")
 
 
 def test_the_ceiling_and_the_hits_are_shares_of_the_same_blocks(trace):
     """On the accelerators everything fits: they hit what a cache without bounds would."""
     found = advise(trace, replace(SETUP, device_memory=400 * MIB, routers=("session",)))
-    text = {finding.title: finding.text for finding in findings(found)}["Ceiling"]
+    text = said(found)["Ceiling"]
     assert text == (
         "A cache without bounds would hit 87.5 % of the blocks; all caches of the fleet hit 87.5 %."
     )
@@ -160,14 +160,14 @@ def test_the_ceiling_and_the_hits_are_shares_of_the_same_blocks(trace):
 
 def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):
     found = advise(trace, SETUP)
-    assert "of the tokens" in headline(found)
-    assert "First token" not in {finding.title for finding in findings(found)}
+    assert "of the tokens" in verdict(found)
+    assert "First token" not in said(found)
 
 
 def test_a_trace_that_does_not_suffice_has_no_recommendation():
     found = advise(recorded(turns=5), SETUP)
     assert found.objections == ["the trace is too short: 105 requests, and at least 200 are needed"]
-    assert headline(found).startswith("No recommendation: the trace is too short")
+    assert verdict(found).startswith("No recommendation: the trace is too short")
     once = RecordedTrace.of([Request(n, 16, 1, (n,)) for n in range(300)], arrivals=True)
     (objection,) = advise(once, SETUP).objections
     assert objection.startswith("there is almost no reuse")
@@ -185,7 +185,7 @@ def test_only_a_router_that_was_named_is_recommended(trace, timed):
     for memory in (2 * MIB, 40 * MIB):
         found = advise(trace, replace(SETUP, routers=("prefix",), memory=memory))
         assert found.case.router == found.best.router == "prefix"
-        assert "round-robin" in headline(found)
+        assert "round-robin" in verdict(found)
         assert len(found.rows) > len(found.candidates) > 0
     seeing = ("events?sees=tier",)
     found = advise(trace, replace(SETUP, routers=seeing, tiers=(None, SHARED)))
@@ -196,5 +196,5 @@ def test_only_a_router_that_was_named_is_recommended(trace, timed):
 def test_an_open_loop_that_is_too_busy_is_named(trace):
     engine = engine_of(None, None, prefill_rate=100, link_bandwidth=MIB)
     found = advise(trace, replace(SETUP, engine=engine, routers=("round-robin",)))
-    balance = next(one.text for one in findings(found) if one.title == "Balance")
+    balance = said(found)["Balance"]
     assert "queues only grow" in balance

@@ -86,7 +86,7 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
         for share in DEVICE_SHARES
     )
     subject = Subject(
-        "conversation_trace.jsonl", advice, model, "bfloat16", "",
+        advice, "conversation_trace.jsonl", model,
         alone=advise(recorded, alone, jobs=2), details=details(recorded, advice), shares=shares,
     )  # fmt: skip
     print_answer(subject)
@@ -112,7 +112,7 @@ def test_the_size_of_a_disk_is_what_is_printed(capsys, monkeypatch):
         policies=shown_policies(shown),
     )
     advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
-    print_answer(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
+    print_answer(Subject(advice, "conversation_trace.jsonl", model))
     assert len(words(shown)) > 80
     assert matches(shown, capsys.readouterr().out)
 
