@@ -220,13 +220,11 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio * 100:.4g} %"
 
 
-def apart(
-    positions: Sequence[float], distance: float, least: float = -math.inf, most: float = math.inf
-) -> list[float]:
+def apart(positions: Sequence[float], distance: float, most: float = math.inf) -> list[float]:
     """Move rising positions as little as possible until all are `distance` apart.
 
     Labels that would touch form a group, centred on the mean of its members' positions.
-    No position is above `most`, and none below `least` if there is space for all.
+    No position is above `most`.
     """
     groups: list[tuple[float, int]] = []  # centre and number of members
     for position in positions:
@@ -244,9 +242,6 @@ def apart(
         for centre, size in groups
         for index in range(size)
     ]
-    for index, position in enumerate(moved):
-        moved[index] = max(position, least)
-        least = moved[index] + distance
     for index in reversed(range(len(moved))):
         moved[index] = min(moved[index], most)
         most = moved[index] - distance

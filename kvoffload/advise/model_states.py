@@ -69,10 +69,8 @@ def _mamba2(fields: Fields) -> State:
         inner = fields.integer("mamba_expand") * fields.integer(*HIDDEN)
     heads = fields.integer("mamba_n_heads", "n_mamba_heads")
     size = inner // heads
-    if fields.config.get("mamba_d_head") != "auto" and fields.given(
-        "mamba_d_head", "mamba_headdim"
-    ):
-        size = fields.integer("mamba_d_head", "mamba_headdim")
+    if fields.config.get("mamba_d_head") != "auto":
+        size = fields.optional("mamba_d_head", "mamba_headdim", default=size)
     state = fields.integer("mamba_d_state")
     return State(
         heads,
