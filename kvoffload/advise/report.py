@@ -20,7 +20,7 @@ from kvoffload.traces.outputs import open_output
 from .findings import findings
 from .remarks import remarks
 from .subject import Subject
-from .tables import curves, tables
+from .tables import tables
 from .units import unbroken
 from .verdicts import headline
 
@@ -68,7 +68,7 @@ def report_html(answer: Subject) -> str:
         return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', escaped))  # noqa: S704
 
     environment.filters["unbroken"] = whole_options
-    found, shown, chart = findings(answer), tables(answer), curves(answer)
+    found, shown = findings(answer), tables(answer)
     return environment.from_string(_page("report.html.jinja")).render(
         answer=answer,
         headline=headline(answer),
@@ -76,8 +76,7 @@ def report_html(answer: Subject) -> str:
         findings=[finding for finding in found if finding.title not in FIRST],
         tables=[table for table in shown if not table.is_detail],
         more_tables=[table for table in shown if table.is_detail],
-        curves=chart,
-        chart=over_memory(chart),
+        chart=over_memory(answer),
         pictures=_details(answer),
         snippets=answer.snippets(),
         meanings=answer.meanings(),
