@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from kvoffload.errors import unknown_name
 
-__all__ = ["MEMORY_SHARE", "Accelerator", "accelerator", "accelerator_names"]
-
 SHARE_OF_PEAK = 0.5
 """Share of the peak of dense bfloat16 arithmetic that prefill is assumed to reach.
 

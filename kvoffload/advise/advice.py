@@ -23,20 +23,6 @@ from .economy import balance
 from .setup import VLLM_DEFAULT, Case, Setup
 from .units import bytes_text, percent_text
 
-__all__ = [
-    "DEVICE_SHARES",
-    "LEAST_REQUESTS",
-    "LEAST_REUSE",
-    "LEAST_SECONDS",
-    "PARTS",
-    "Advice",
-    "Facts",
-    "Rates",
-    "RecordedTrace",
-    "advise",
-    "evicts_early",
-]
-
 DEVICE_SHARES = (Fraction(1, 4), Fraction(1, 2))
 """Parts of an assumed cache on the accelerator that are compared with all of it."""
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Column", "Snippet", "Table", "TableCell", "column"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableCell:

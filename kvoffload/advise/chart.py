@@ -17,8 +17,6 @@ from .tables import heats
 from .units import bytes_text
 from .wording import tier_text
 
-__all__ = ["Picture", "by_share", "over_memory", "over_time"]
-
 PIXELS = 72
 """Pixels of an inch, at which a point is a pixel, too."""
 

@@ -28,25 +28,6 @@ from kvoffload.replay import Configuration, Result
 from kvoffload.replay.results import ERROR_PARTS
 from kvoffload.replay.routers import ROUTERS
 
-__all__ = [
-    "ENOUGH",
-    "EVEN",
-    "LEAST_NOISE",
-    "POLICIES",
-    "ROUND_ROBIN",
-    "SLOWER",
-    "Choice",
-    "Prices",
-    "balanced",
-    "choose",
-    "choose_fleet",
-    "choose_policy",
-    "difference_error",
-    "noise",
-    "p95_error",
-    "saving",
-]
-
 POLICIES = ("lru", "hit-density")
 """The policies that are compared if none is named."""
 

@@ -18,8 +18,6 @@ from kvoffload.errors import describe
 
 from .units import bytes_text, count_text, duration_text, percent_text
 
-__all__ = ["Change", "Comparison", "compared_advice", "read_advice"]
-
 MOST_BYTES = 2**26
 """Largest file that is read; 256 engines and many routers take some megabytes."""
 

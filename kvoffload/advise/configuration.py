@@ -7,8 +7,6 @@ import json
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
-__all__ = ["DISK_PATH", "python_text", "vllm_arguments", "vllm_text"]
-
 DISK_PATH = "/nvme/kv"
 """Folder of a disk, for the user to replace."""
 

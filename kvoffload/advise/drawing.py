@@ -13,19 +13,6 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-__all__ = [
-    "DARK",
-    "LIGHT",
-    "Line",
-    "Look",
-    "apart",
-    "draw_lines",
-    "picture",
-    "ratio_text",
-    "ratio_ticks",
-    "write_title",
-]
-
 FIGURE_INCHES = (6.6, 4.6)  # the axes take the share AXES; titles and labels around them are added
 AXES = (0.1, 0.1, 0.7, 0.8)
 FONT_POINTS = 10  # about 7 pixels if the picture is as wide as a phone

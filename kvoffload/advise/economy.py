@@ -13,7 +13,6 @@ from .model_shape import ModelShape
 if TYPE_CHECKING:
     from .setup import Setup
 
-__all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
 
 ROOM_BESIDE_WEIGHTS = 1.2
 """Memory that a model needs, as a multiple of its weights, if no workers are given."""

@@ -28,8 +28,6 @@ from .wording import (
     tier_text,
 )
 
-__all__ = ["BUSY", "Finding", "capacity_text", "findings"]
-
 FEW_STORES = 0.5
 """Share of the chosen policy's stores up to which one within noise is mentioned."""
 

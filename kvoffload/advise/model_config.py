@@ -22,8 +22,6 @@ from .model_groups import Layers
 from .model_shape import ModelShape
 from .model_states import has_states, state_of
 
-__all__ = ["shape_of_config", "shape_of_fields"]
-
 MAX_BYTES = 2**20  # published files take some kilobytes
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")

@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from kvoffload.errors import describe
 
-__all__ = ["HIDDEN", "MOST", "MOST_LAYERS", "Fields"]
-
 MOST = 2**20  # of anything that is counted
 MOST_LAYERS = 4096
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 
 from kvoffload.replay.groups import Group, GroupKind, GroupLayout
 
-__all__ = ["DTYPE_BYTES", "Layers", "State", "check_workers", "group_layout"]
-
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes that an element of the KV cache takes."""
 

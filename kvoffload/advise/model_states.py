@@ -14,8 +14,6 @@ from kvoffload.errors import describe
 from .model_fields import HIDDEN, Fields
 from .model_groups import State
 
-__all__ = ["STATE_FIELDS", "has_states", "state_of"]
-
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -14,8 +14,6 @@ from .subject import Subject
 from .units import bytes_text, count_text, percent_text, rate_text
 from .wording import points
 
-__all__ = ["NOT_MODELLED", "group_remarks", "remarks"]
-
 NOT_MODELLED = (
     "Simplifications: an engine computes one prompt at a time, without chunks, batches, preemption "
     "or slower decoding; running requests take no accelerator memory; links are not shared; "

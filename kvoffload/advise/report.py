@@ -27,7 +27,6 @@ from .verdicts import headline
 if TYPE_CHECKING:
     from .chart import Picture
 
-__all__ = ["report_html", "require_report", "write_report"]
 
 _OPTION = re.compile(r"--[a-z][a-z-]+")
 

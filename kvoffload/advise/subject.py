@@ -19,8 +19,6 @@ from .setup import Setup
 from .units import bytes_text, count_text, duration_text
 from .wording import prompt_text
 
-__all__ = ["Subject"]
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:

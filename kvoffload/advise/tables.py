@@ -18,8 +18,6 @@ from .units import bytes_text, count_text, duration_text, latency_text, percent_
 from .verdicts import verdict
 from .wording import deployed_text, p95_text, tier_text
 
-__all__ = ["heats", "routers", "tables"]
-
 _Behind = tuple[FleetTier | None, str]
 """A tier and the policy of host memory."""
 

@@ -13,8 +13,6 @@ from .subject import Subject
 from .units import bytes_text, count_text, duration_text, percent_text
 from .wording import busiest_text, case_text, deployed_text, points
 
-__all__ = ["DOES_NOT_PAY", "best_balance", "headline", "side_by_side", "verdict"]
-
 DOES_NOT_PAY = "no policy saves more prefill than moving the blocks takes"
 """The reason not to offload, if rates are known."""
 

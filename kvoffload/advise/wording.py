@@ -11,18 +11,6 @@ from .choice import p95_error
 from .setup import Case, FleetTier
 from .units import bytes_text, latency_text
 
-__all__ = [
-    "busiest_text",
-    "case_text",
-    "deployed_text",
-    "each_text",
-    "p95_text",
-    "percentiles_text",
-    "points",
-    "prompt_text",
-    "tier_text",
-]
-
 PROMPT_TOKENS = 8192
 """Tokens of the prompt whose slots `prompt_text` counts."""
 

@@ -158,12 +158,12 @@ def test_the_chart_names_every_policy_and_memory_in_each_size_and_scheme(request
     narrow = "(max-width: 640px)"
     dark = "(prefers-color-scheme: dark)"
     assert set(found) == {None, dark, narrow, f"{dark} and {narrow}"}
-    for condition, (chart, *_) in found.items():
-        assert {*POLICIES, "belady", "infinite"} <= chart
+    for condition, (drawn, *_) in found.items():
+        assert {*POLICIES, "belady", "infinite"} <= drawn
         sizes = {"100 MiB", "200 MiB", "asked for", "400 MiB", "800 MiB"}
         if condition is not None and narrow in condition:
             sizes = {part for size in sizes for part in (size.split() if "MiB" in size else [size])}
-        assert sizes <= chart
+        assert sizes <= drawn
     assert [len(some) for some in found.values()].count(3) == 2  # details are drawn in one size
 
 
