@@ -285,8 +285,6 @@ def advise(
     if ideal.device_tokens:
         whole = replays.of(replace(everything, device=0))
     facts, seconds = recorded.facts(), part_seconds(recorded.times)
-    if not setup.engines:
-        facts = replace(facts, seconds=sum(seconds))
     objections = _objections(facts, setup, rows, ideal.hit_ratio)
     if setup.engines:
         decided = _on_fleet(setup, rows)
@@ -412,7 +410,7 @@ class RecordedTrace:
         trace = self.trace
         return Facts(
             requests=trace.num_requests,
-            seconds=float(np.ptp(self.times)) / 1000 if len(self.times) else 0.0,
+            seconds=sum(part_seconds(self.times)),
             input_tokens=self.tokens,
             blocks=trace.num_blocks,
             unique_blocks=trace.unique_blocks,

@@ -68,11 +68,3 @@ def vllm_arguments(
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
-
-
-def vllm_text(
-    policy: str, memory: int, groups: GroupChunks, disk: tuple[int, str] | None = None
-) -> str | None:
-    """Return the value of vLLM's ``--kv-transfer-config`` as JSON, if there is one."""
-    arguments = vllm_arguments(policy, memory, groups, disk)
-    return None if arguments is None else json.dumps(arguments, indent=2)

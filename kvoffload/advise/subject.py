@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from kvoffload._printable import printable
@@ -10,7 +11,7 @@ from kvoffload.replay.policies import summary
 from .advice import Advice
 from .answer import Snippet
 from .comparison import Comparison
-from .configuration import python_text, vllm_text
+from .configuration import python_text, vllm_arguments
 from .details import Details
 from .knee import Knee
 from .model_shape import ModelShape
@@ -114,10 +115,10 @@ class Subject:
         if self.advice.policy is None:
             return []
         found = []
-        vllm = vllm_text(case.policy, case.memory, setup.chunks, self.disk())
+        vllm = vllm_arguments(case.policy, case.memory, setup.chunks, self.disk())
         if vllm is not None:
             title = f"vLLM, {'each engine, ' if setup.engines else ''}--kv-transfer-config"
-            found.append(Snippet(title, "vllm", vllm))
+            found.append(Snippet(title, "vllm", json.dumps(vllm, indent=2)))
         if setup.engines:
             return found
         flag = self.vllm_flag()
