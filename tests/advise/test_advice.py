@@ -13,7 +13,7 @@ from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, grid, replay
 from kvoffload.traces import Request, Survey, Workload
 
-from .said import said, verdict
+from .said import verdict
 
 MIB = 2**20
 WORKLOAD = Workload(300, seed=3)
@@ -90,23 +90,6 @@ def test_progress_ends_at_the_number_of_replays_and_never_falls():
     assert seen[-1] == len({*large.configurations(Survey.of(WORKLOAD).unique_blocks).values()})
 
 
-def test_the_recommendation_names_its_policy_and_its_reasons(advice):
-    assert advice.policy in registry.names()
-    assert verdict(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
-    texts = said(advice)
-    assert next(iter(texts)) == "Reason"
-    assert {"More memory", "Ceiling"} <= set(texts)
-    assert "; in the busiest tenth " in texts["Traffic"]
-
-
-def test_without_times_there_are_no_rates():
-    timeless = [dataclasses.replace(request, timestamp=0) for request in WORKLOAD]
-    found = advise(timeless, SETUP)
-    assert found.policy is not None
-    assert {*found.rates(found.result)} == {None}
-    assert "The trace has no times" in said(found)["Traffic"]
-
-
 def test_a_cache_on_the_accelerator_answers_first():
     setup = dataclasses.replace(SETUP, device_memory=100 * MIB)
     behind, alone = advise(WORKLOAD, setup), advise(WORKLOAD, SETUP)
@@ -125,45 +108,7 @@ def test_too_few_requests_give_no_recommendation():
     found = advise(list(itertools.islice(WORKLOAD, 199)), SETUP)
     assert found.policy is None
     assert found.objections == ["the trace is too short: 199 requests, and at least 200 are needed"]
-    assert verdict(found).startswith("No recommendation: the trace is too short: 199 requests")
-    assert [*said(found)] == ["Ceiling"]
-
-
-def test_no_reuse_gives_no_recommendation():
-    alone = [Request(n, 5_120, 1, tuple(range(10 * n, 10 * n + 10))) for n in range(400)]
-    found = advise(alone, SETUP)
-    assert found.policy is None
-    (objection,) = found.objections
-    assert objection.startswith("there is almost no reuse: a cache without bounds would hit")
-    assert "0.0 % of the blocks" in objection
-
-
-def test_reuse_that_the_cache_on_the_accelerator_serves_is_named_as_that():
-    """All reuse is served by the cache in front, and none is left for the one behind."""
-    twice = [Request(n, 5_120, 1, tuple(range(n // 2 * 10, n // 2 * 10 + 10))) for n in range(400)]
-    setup = dataclasses.replace(SETUP, device_memory=100 * MIB, device_is_assumed=True)
-    found = advise(twice, setup)
-    assert (found.policy, found.pays) == (None, None)
-    assert (found.unbounded, found.reuse, found.device_hit_ratio) == (0.0, 0.5, 0.5)
-    (objection,) = found.objections
-    assert "own prefix cache, assumed to have 100 MiB, serves 50.0 % of the blocks" in objection
-    assert "--device-memory" in objection
-    assert "almost no reuse: behind it" in objection
-    ceiling = said(found)["Ceiling"]
-    assert "50.0 % of all blocks are reuse" in ceiling
-    given = advise(twice, dataclasses.replace(setup, device_is_assumed=False))
-    assert "own prefix cache, of 100 MiB, serves 50.0 %" in given.objections[0]
-    short, *others = advise(twice[:100], setup).objections
-    assert short == "the trace is too short: 100 requests, and at least 200 are needed"
-    assert len(others) == 1
-
-
-def test_a_memory_that_is_never_filled_gives_no_recommendation():
-    found = advise(WORKLOAD, Setup(memory=3_000 * MIB, block_tokens=512, token_bytes=2048))
-    assert found.policy is None
-    (objection,) = found.objections
-    assert objection.startswith("the trace is too short for this memory: ")
-    assert "All of its 1,862 distinct blocks take 1.82 GiB" in objection
+    assert advise(list(itertools.islice(WORKLOAD, 200)), SETUP).objections == []
 
 
 def test_a_request_without_blocks_is_no_trouble():

@@ -205,15 +205,6 @@ def test_it_prints_on_three_pages_and_nothing_that_was_open_is_missing(show, wid
     assert part.get_attribute("open") is not None
 
 
-def test_the_best_cell_of_a_column_is_bold(show):
-    browser = show(width=1300)
-    rows = browser.find_elements(By.CSS_SELECTOR, "#table tbody tr")
-    ratios = [row.find_elements(By.TAG_NAME, "td")[0] for row in rows[:-2]]
-    values = [float(cell.text.removesuffix(" %")) for cell in ratios]
-    bold = [bool(cell.find_elements(By.TAG_NAME, "b")) for cell in ratios]
-    assert [value for value, best in zip(values, bold, strict=True) if best] == [max(values)]
-
-
 def test_the_focus_can_be_seen(show):
     browser = show()
     press(browser, Keys.TAB)

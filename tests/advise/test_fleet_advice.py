@@ -9,7 +9,6 @@ import pytest
 from kvoffload.advise import RecordedTrace, advise, engine_of
 from kvoffload.advise.choice import choose_fleet, saving
 from kvoffload.advise.setup import STACK_ROUTERS, Case, FleetTier, Setup
-from kvoffload.advise.units import bytes_text, duration_text
 from kvoffload.replay import replay
 from kvoffload.traces import Request
 
@@ -112,28 +111,7 @@ def test_it_is_the_same_whoever_computes(trace, timed):
     assert done == list(range(1, len(timed.rows) + 1))
 
 
-def test_the_headline_and_findings_say_what_was_found(timed):
-    text = verdict(timed)
-    case = timed.case
-    gain = saving(timed.result) - saving(timed.like(router="round-robin"))
-    none = saving(timed.result) - saving(timed.like(memory=0))
-    gained = none * timed.result.tokens / timed.setup.rate
-    assert text.startswith(f"Offloading pays: {case.policy} in {bytes_text(case.memory)} each")
-    assert f", {case.router} in front of 2 engines, saves " in text
-    assert f" saves {duration_text(gained)} of GPU time over the trace, " in text
-    assert f"{100 * gain:.1f} points more than round-robin" in text
-    found = said(timed)
-    assert set(found) == {
-        *("Enough", "Router", "Memory", "Tier", "Policy", "First token", "Balance", "Ceiling")
-    }
-    for memory in ("20 MiB", "40 MiB", "80 MiB", "160 MiB"):
-        assert memory in found["Memory"]
-    assert "no tier" in found["Tier"]
-    assert "times the mean" not in text
-    assert "behind round-robin" in found["First token"]
-
-
-def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning(trace):
+def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning():
     one_session = [
         Request(n, 1024, 1, (*range(60), *range(100 * n + 100, 100 * n + 104)), "same")
         for n in range(200)
@@ -142,35 +120,10 @@ def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning(trace)
         RecordedTrace.of(one_session, arrivals=True), replace(SETUP, routers=("session",))
     )
     assert verdict(found).endswith(". The busiest engine computes 2.00 times the mean.")
-    enough = said(found)["Enough"]
-    assert enough.startswith(f"The best of {len(found.candidates)} fleets is session")
-    usual = advise(trace, SETUP)
-    text = said(usual)["Enough"]
-    assert text.startswith(f"The best of {len(usual.candidates)} fleets that balance the load is ")
+    assert "fleets is session" in said(found)["Enough"]  # not those that balance the load
 
 
-def test_the_ceiling_and_the_hits_are_shares_of_the_same_blocks(trace):
-    """On the accelerators everything fits: they hit what a cache without bounds would."""
-    found = advise(trace, replace(SETUP, device_memory=400 * MIB, routers=("session",)))
-    text = said(found)["Ceiling"]
-    assert text == (
-        "A cache without bounds would hit 87.5 % of the blocks; all caches of the fleet hit 87.5 %."
-    )
-
-
-def test_without_a_rate_tokens_are_saved_and_there_are_no_times(trace):
-    found = advise(trace, SETUP)
-    assert "of the tokens" in verdict(found)
-    assert "First token" not in said(found)
-
-
-def test_a_trace_that_does_not_suffice_has_no_recommendation():
-    found = advise(recorded(turns=5), SETUP)
-    assert found.objections == ["the trace is too short: 105 requests, and at least 200 are needed"]
-    assert verdict(found).startswith("No recommendation: the trace is too short")
-    once = RecordedTrace.of([Request(n, 16, 1, (n,)) for n in range(300)], arrivals=True)
-    (objection,) = advise(once, SETUP).objections
-    assert objection.startswith("there is almost no reuse")
+def test_without_requests_there_is_no_recommendation():
     nothing = RecordedTrace.of([], arrivals=True)
     assert advise(nothing, SETUP).objections == ["the trace has no requests"]
 
@@ -191,10 +144,3 @@ def test_only_a_router_that_was_named_is_recommended(trace, timed):
     found = advise(trace, replace(SETUP, routers=seeing, tiers=(None, SHARED)))
     assert {case.router for case in found.candidates if case.offloads} == {*seeing}
     assert any(not case.offloads for case in found.candidates)
-
-
-def test_an_open_loop_that_is_too_busy_is_named(trace):
-    engine = engine_of(None, None, prefill_rate=100, link_bandwidth=MIB)
-    found = advise(trace, replace(SETUP, engine=engine, routers=("round-robin",)))
-    balance = said(found)["Balance"]
-    assert "queues only grow" in balance

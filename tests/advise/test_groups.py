@@ -25,7 +25,7 @@ from kvoffload.replay import (
 )
 from kvoffload.traces import Request, Trace, Workload
 
-from .said import said, verdict
+from .said import said
 
 TRACE = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull) / "mooncake_conversation.jsonl.gz"
 MIB = 2**20
@@ -213,13 +213,6 @@ def test_no_policy_behind_an_accelerator_exceeds_the_ceilings(recorded, interval
             assert found.of(policy, memory).hit_ratio <= ceiling
 
 
-def test_hits_are_called_tokens_and_stores_slots(advice, recorded):
-    text = " ".join([verdict(advice), *said(advice, details=details(recorded, advice)).values()])
-    assert "of the tokens" in text
-    assert "slots are stored per 512 tokens hit" in text
-    assert "of the blocks" not in text
-
-
 def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     """What vLLM does silently: the full group has all of it, the window resumes nowhere in it."""
     recorded = RecordedTrace.of(prompts_that_share_a_beginning())
@@ -237,8 +230,6 @@ def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     assert cells[1].stored < 1.05 * cells[0].stored
     assert worth(cells, 0) == cells[1]
     assert worth(cells, 512) is None
-    text = said(found, retentions=tuple(cells))["Retention"]
-    assert text.endswith("512 gains 91.3 points: vllm serve --prefix-cache-retention-interval 512.")
     with_interval = Setup(
         2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK, 512)
     )
