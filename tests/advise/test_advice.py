@@ -46,18 +46,14 @@ def test_memories_that_are_given_are_the_ones_compared():
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
+    groups = GroupChunks.of_blocks(512, block_bytes=MIB, step_tokens=8192)
     for memory in SETUP.memories():
-        capacity = memory // MIB
-        groups = GroupChunks.of_blocks(512, step_tokens=8192)
-        result = replay(WORKLOAD, Configuration(policy=policy, host=capacity, groups=groups))
-        cell = advice.of(policy, memory)
-        rates = advice.rates(cell)
-        assert cell.hit_ratio == result.hit_ratio
-        assert cell.offloaded_tokens == result.hits * 512
-        assert advice.stored_per_hit(cell) == result.stored / result.hits
-        seconds = advice.facts.seconds
-        assert rates.store == pytest.approx(result.stored * MIB / seconds)
-        assert rates.load == pytest.approx(result.hits * MIB / seconds)
+        one = Configuration(policy=policy, host=memory // MIB, groups=groups)
+        found, rates = advice.of(policy, memory), advice.rates(advice.of(policy, memory))
+        assert dataclasses.replace(found, parts=()) == replay(WORKLOAD, one)
+        assert advice.stored_per_hit(found) == found.stored / found.hits
+        assert rates.store == pytest.approx(found.stored * MIB / advice.facts.seconds)
+        assert rates.load == pytest.approx(found.hits * MIB / advice.facts.seconds)
         assert rates.busiest_store + rates.busiest_load >= rates.store + rates.load
 
 

@@ -67,17 +67,6 @@ def test_reuse_distances_are_those_of_a_stack(seed):
     assert distances.tolist() == stack(trace.blocks.tolist())
 
 
-def test_an_lru_cache_hits_what_is_reused_within_it():
-    """Of single blocks, where no prefix matters."""
-    rng = np.random.default_rng(5)
-    rows = [Request(n, 0, 0, (int(b),)) for n, b in enumerate(rng.zipf(1.3, 3000) % 500)]
-    trace = DecodedTrace.of(rows)
-    distances, _ = stack_distances(trace)
-    for capacity in (1, 10, 100):
-        counts = replay(trace, Configuration(policy="lru", host=capacity))
-        assert counts.hits == int((distances < capacity).sum())
-
-
 def test_of_a_long_trace_a_sample_is_looked_at():
     trace = DecodedTrace.of(Workload(2000))
     exact, _ = stack_distances(trace)

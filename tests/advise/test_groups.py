@@ -64,24 +64,6 @@ def test_memory_is_divided_into_slots(advice):
     assert (SETUP.counted, SETUP.kept_in) == ("tokens", "slots")
 
 
-@pytest.mark.parametrize("policy", registry.names())
-def test_its_figures_are_those_of_a_replay(advice, policy):
-    for memory in SETUP.memories():
-        host = SETUP.capacity(memory)
-        result = replay(WORKLOAD, Configuration(policy=policy, host=host, groups=CHUNKS))
-        cell = advice.of(policy, memory)
-        assert cell.hit_ratio == result.offloaded_tokens / result.asked_tokens
-        assert cell.offloaded_tokens == result.offloaded_tokens
-        assert cell.stored == result.stored
-        assert advice.rates(cell).store == pytest.approx(
-            result.stored * CHUNKS.slot_bytes / advice.facts.seconds
-        )
-        # each chunk of the full group is loaded, and one of the window's per request that hits
-        assert cell.loaded == result.loaded
-        hits = result.offloaded_tokens / 512
-        assert hits <= cell.loaded <= hits + len(WORKLOAD)
-
-
 def test_a_small_trace_by_hand():
     """A window of 32 tokens over blocks of 16: two chunks before a resume point."""
     layout = GroupLayout((Group("full", 1, 16), Group("window", 1, 16, 32)), 4096)
@@ -184,23 +166,6 @@ def test_without_a_full_group_the_ceiling_is_not_known():
     assert found.ceiling_tokens()[0] is None
     texts = said(found)
     assert "is unknown, because no group is full" in texts["Ceiling"]
-
-
-@pytest.mark.thorough
-def test_the_accelerator_answers_first_by_the_same_rule(recorded):
-    setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
-    behind = advise(recorded, setup)
-    one = Configuration(
-        policy="lru", host=200, device=setup.capacity(setup.device_memory), groups=CHUNKS
-    )
-    result = replay(recorded.trace, one)
-    cell = behind.of("lru")
-    assert (cell.offloaded_tokens, cell.hit_ratio) == (result.offloaded_tokens, result.hit_ratio)
-    assert (cell.stored, cell.loaded) == (result.stored, result.loaded)
-    everything = replay(recorded.trace, replace(one, policy="infinite"))
-    assert result.device_tokens > 0
-    assert behind.unbounded == everything.hit_ratio
-    assert 0 < behind.device_hit_ratio < 1
 
 
 @pytest.mark.thorough
