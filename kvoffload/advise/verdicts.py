@@ -27,8 +27,10 @@ def headline(subject: Subject) -> str:
         text = _of_fleet(advice)
         if advice.result.imbalance > EVEN:
             text += f" {busiest_text(advice.result)}."
+    elif advice.case.offloads or setup.rates is None:
+        text = _pays(advice)
     else:
-        text = _pays(advice) if advice.case.offloads else _does_not_pay(advice)
+        text = _does_not_pay(advice, setup.rates)
     device = bytes_text(setup.device_memory)
     if len({*map(verdict, subject.by_device_memory())}) > 1:
         text += (
@@ -89,16 +91,12 @@ def best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
     return best, balances[best]
 
 
-def _does_not_pay(advice: Advice) -> str:
-    text = f"Offloading does not pay: with {bytes_text(advice.setup.memory)}"
-    engine = advice.setup.rates
-    if engine is None:
-        return f"{text} {DOES_NOT_PAY}."
+def _does_not_pay(advice: Advice, engine: Engine) -> str:
     best, found = best_balance(advice, engine)
     return (
-        f"{text} on {engine.name} {DOES_NOT_PAY}; {best}, the best, saves "
-        f"{duration_text(found.prefill_seconds)} and takes {duration_text(found.moving_seconds)}. "
-        "So no policy is recommended."
+        f"Offloading does not pay: with {bytes_text(advice.setup.memory)} on {engine.name} "
+        f"{DOES_NOT_PAY}; {best}, the best, saves {duration_text(found.prefill_seconds)} and takes "
+        f"{duration_text(found.moving_seconds)}. So no policy is recommended."
     )
 
 

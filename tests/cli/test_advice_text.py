@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -36,6 +37,13 @@ def in_turn() -> Iterable[Request]:
         Request(1000 * n, 10_240, 1, tuple(range(n % 30 * 20, n % 30 * 20 + 20)))
         for n in range(600)
     )
+
+
+def hot() -> Iterable[Request]:
+    """Return prompts of which half are one of 60, and the others nearly never come again."""
+    dice = random.Random(1)
+    for n in range(2000):
+        yield Request(100 * n, 512, 1, (dice.randrange(60 if dice.random() < 0.5 else 40_000),))
 
 
 def shared() -> Iterable[Request]:
@@ -69,6 +77,7 @@ TRACES: dict[str, Callable[[], Iterable[Request]]] = {
     "timeless": lambda: (replace(one, timestamp=0) for one in WORKLOAD),
     "repeated": repeated,
     "in-turn": in_turn,
+    "hot": hot,
     "shared": shared,
     "sessions": sessions,
     "waiting": lambda: sessions(think=500),
@@ -94,6 +103,9 @@ CASES = {
     "more-pays": f"more {MIB} --capacity=200MiB --policy=lru {LINK}=15000",
     "less-never-pays": f"more {MIB} --capacity=400MiB,100MiB --policy=lru {LINK}=15000",
     "never-pays": f"chats {MIB} --capacity=200MiB {SLOW}=1e6",
+    "ahead": f"hot {MIB} --capacity=60MiB --policy=lru,arc-classic,sieve {RATES}",
+    "not-ahead": f"hot {MIB} --capacity=60MiB {FOUR},arc-classic {RATES}",
+    "hits-more": f"hot {MIB} --capacity=60MiB {FOUR} {LINK}=30000",
     "auto": f"chats {MIB}",
     "short": f"short {MIB} --capacity=200MiB",
     "timeless": f"timeless {MIB} --capacity=100MiB {RATES} --disk=1GiB",
