@@ -122,17 +122,11 @@ def _recommendation(advice: Advice) -> dict[str, object]:
 
 def _details(details: Details) -> dict[str, object]:
     """Return the details; of a disk's counts, its hits and what was written."""
-    cells = [
-        {
-            **{
-                field.name: getattr(cell, field.name)
-                for field in fields(cell)
-                if field.name != "counts"
-            },
-            "counts": {name: getattr(cell.counts, name) for name in OF_DISK},
-        }
-        for cell in details.disk_cells
-    ]
+    cells = []
+    for cell in details.disk_cells:
+        names = [field.name for field in fields(cell) if field.name != "counts"]
+        counts = {name: getattr(cell.counts, name) for name in OF_DISK}
+        cells.append({name: getattr(cell, name) for name in names} | {"counts": counts})
     return {**asdict(replace(details, disk_cells=[])), "disk_cells": cells}
 
 
@@ -176,16 +170,13 @@ def _result(advice: Advice, result: Result) -> dict[str, object]:
 
     Slots loaded are there only with groups, and hit ratios apart only if some sessions lie.
     """
-    rates, engine = advice.rates(result), advice.setup.rates
+    engine = advice.setup.rates
     found: dict[str, object] = {
         "hit_ratio": result.hit_ratio,
         "saved_tokens": result.offloaded_tokens,
         "stored": result.stored,
         "stored_per_hit": advice.stored_per_hit(result),
-        "store_rate": rates.store,
-        "load_rate": rates.load,
-        "busiest_store_rate": rates.busiest_store,
-        "busiest_load_rate": rates.busiest_load,
+        **{f"{name}_rate": rate for name, rate in advice.rates(result)._asdict().items()},
     }
     if not advice.setup.chunks.is_plain:
         found["loaded"] = result.loaded

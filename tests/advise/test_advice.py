@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 
 import pytest
 
@@ -10,7 +9,7 @@ from kvoffload.advise import Setup, advise
 from kvoffload.advise.advice import Advice, Facts
 from kvoffload.advise.setup import Case, FleetTier
 from kvoffload.policies import registry
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, grid, replay
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay
 from kvoffload.traces import Request, Survey, Workload
 
 from .said import verdict
@@ -66,16 +65,6 @@ def test_no_policy_exceeds_the_ceilings_which_save_the_tokens_of_their_hits(advi
     assert unbounded == replay(WORKLOAD, Configuration(policy="infinite", host=1)).hits * 512
     saved = [advice.of(policy).offloaded_tokens for policy in registry.names()]
     assert max(saved) <= best <= unbounded
-
-
-def test_processes_change_nothing(advice):
-    assert advise(WORKLOAD, SETUP, jobs=2) == advice
-
-
-def test_a_killed_process_is_an_error_of_one_line(monkeypatch):
-    monkeypatch.setattr(grid, "_replaying", os.abort)  # it is called with an argument: it dies
-    with pytest.raises(ChildProcessError, match="a process was killed, perhaps for want of memory"):
-        advise(WORKLOAD, SETUP, jobs=2)
 
 
 def test_progress_ends_at_the_number_of_replays_and_never_falls():

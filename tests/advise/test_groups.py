@@ -53,14 +53,9 @@ def recorded():
     return RecordedTrace.of(WORKLOAD)
 
 
-@pytest.fixture(scope="module")
-def advice(recorded):
-    return advise(recorded, SETUP)
-
-
-def test_memory_is_divided_into_slots(advice):
+def test_memory_is_divided_into_slots():
     assert SETUP.block_bytes == CHUNKS.slot_bytes == 32 * 4096
-    assert [SETUP.capacity(memory) for memory in advice.choices] == [100, 200, 400, 800]
+    assert [SETUP.capacity(memory) for memory in SETUP.memories()] == [100, 200, 400, 800]
     assert (SETUP.counted, SETUP.kept_in) == ("tokens", "slots")
 
 
