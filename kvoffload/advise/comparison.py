@@ -77,7 +77,7 @@ class Change:
         both = (self.now, self.before)
         now, before = (unknown if one is None else value.text(one) for one in both)
         text = f"{self.name} {now}, was {before}"
-        if value.text is percent_text and None not in both:
+        if value.text is percent_text and None not in both:  # shares differ by points
             text += f" ({(self.now - self.before) * 100:+.1f} points)"
         return text
 
