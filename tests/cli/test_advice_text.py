@@ -105,7 +105,7 @@ CASES = {
     "never-pays": f"chats {MIB} --capacity=200MiB {SLOW}=1e6",
     "ahead": f"hot {MIB} --capacity=60MiB --policy=lru,arc-classic,sieve {RATES}",
     "not-ahead": f"hot {MIB} --capacity=60MiB {FOUR},arc-classic {RATES}",
-    "hits-more": f"hot {MIB} --capacity=60MiB {FOUR} {LINK}=30000",
+    "hits-more": f"more {MIB} --capacity=300MiB --policy=lru,s3fifo,hit-density {LINK}=21500",
     "auto": f"chats {MIB}",
     "short": f"short {MIB} --capacity=200MiB",
     "timeless": f"timeless {MIB} --capacity=100MiB {RATES} --disk=1GiB",
