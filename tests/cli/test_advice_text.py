@@ -114,6 +114,7 @@ CASES = {
     "served": "repeated --model=llama-3.1-8b --capacity=2GiB",
     "served-short": f"repeated --model=llama-3.1-8b --capacity=2GiB {DEVICE} --limit=100",
     "depends": "in-turn --model=llama-3.1-70b --capacity=40GiB",
+    "assumed": "chats --model=llama-3.1-70b --capacity=30GiB",
     "measured": f"chats --model=llama-3.1-8b --capacity=20GiB --device-memory=4GiB {RATES}",
     "link": f"chats --model=qwen3-8b --accelerator=l4 --capacity=8GiB --link-bandwidth=9GB {NONE}",
     "unknown": "chats --model=deepseek-v3.2 --accelerator=h200 --capacity=8GiB",
