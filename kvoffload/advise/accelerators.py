@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from kvoffload.errors import unknown_name
 
-__all__ = ["MEMORY_SHARE", "Accelerator", "accelerator", "accelerator_names"]
-
 SHARE_OF_PEAK = 0.5
 """Share of the peak of dense bfloat16 arithmetic that prefill is assumed to reach.
 
@@ -84,6 +82,7 @@ class Accelerator:
 
 
 _NVIDIA = "https://www.nvidia.com/en-us/data-center"
+_AMD = "https://www.amd.com/en/products/accelerators"
 _ACCELERATORS = (
     Accelerator("l4", 24 * 10**9, 121e12, _PCIE_4, f"{_NVIDIA}/l4/"),
     Accelerator("l40s", 48 * 10**9, 362e12, _PCIE_4, f"{_NVIDIA}/l40s/"),
@@ -91,13 +90,7 @@ _ACCELERATORS = (
     Accelerator("h100", 80 * 10**9, 989e12, _PCIE_5, f"{_NVIDIA}/h100/"),
     Accelerator("h200", 141 * 10**9, 989e12, _PCIE_5, f"{_NVIDIA}/h200/"),
     Accelerator("b200", 180 * 10**9, 2250e12, _PCIE_5, f"{_NVIDIA}/hgx/"),
-    Accelerator(
-        "mi300x",
-        192 * 10**9,
-        1307e12,
-        _PCIE_5,
-        "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
-    ),
+    Accelerator("mi300x", 192 * 10**9, 1307e12, _PCIE_5, f"{_AMD}/instinct/mi300/mi300x.html"),
 )
 _BY_NAME = {found.name: found for found in _ACCELERATORS}
 

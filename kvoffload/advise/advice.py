@@ -23,20 +23,6 @@ from .economy import balance
 from .setup import VLLM_DEFAULT, Case, Setup
 from .units import bytes_text, percent_text
 
-__all__ = [
-    "DEVICE_SHARES",
-    "LEAST_REQUESTS",
-    "LEAST_REUSE",
-    "LEAST_SECONDS",
-    "PARTS",
-    "Advice",
-    "Facts",
-    "Rates",
-    "RecordedTrace",
-    "advise",
-    "evicts_early",
-]
-
 DEVICE_SHARES = (Fraction(1, 4), Fraction(1, 2))
 """Parts of an assumed cache on the accelerator that are compared with all of it."""
 
@@ -80,9 +66,6 @@ class Facts:
         Prompt tokens of all requests; 0 if the lengths are not known.
     blocks, unique_blocks : int
         Blocks of all requests, and the distinct ones among them.
-    asked_tokens : int
-        Tokens of the blocks that the manager is asked for: those that the accelerator's own cache
-        does not have; 0 of a fleet.
     """
 
     requests: int
@@ -90,7 +73,6 @@ class Facts:
     input_tokens: int
     blocks: int
     unique_blocks: int
-    asked_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +101,13 @@ class Advice:
     objections : list of str
         Why the trace does not suffice for a recommendation; empty if it does.
     choices : mapping of int to Choice
-        The choice of a policy in each memory of one engine, whether or not the trace suffices:
-        among the policies that pay, where that is known and there are any.
-    paying : mapping of int to tuple of str, or None
-        In each memory of one engine, the policies that save more prefill than moving blocks takes;
-        None where the rates of the engine are not known.
+        The choice of a policy in each memory of one engine, whether or not the trace suffices.
     ceilings : mapping of int to float or None
         In each memory of one engine, the hit ratio that no policy can exceed at this retention
         interval; None where it is not known, because no group is full.
     unbounded_is_ceiling : bool
         Whether no policy can exceed `unbounded` at this retention interval, with any memory (see
         `GroupChunks.is_bounded`).
-    all_tokens : int
-        Tokens of all blocks: those asked for, and those that the accelerator's own cache has.
     seconds : list of float
         How long each of `PARTS` parts of the trace lasts.
     """
@@ -145,10 +121,8 @@ class Advice:
     reuse: float
     objections: list[str]
     choices: Mapping[int, Choice] = field(default_factory=dict)
-    paying: Mapping[int, tuple[str, ...]] | None = None
     ceilings: Mapping[int, float | None] = field(default_factory=dict)
     unbounded_is_ceiling: bool = True
-    all_tokens: int = 0
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -228,20 +202,15 @@ class Advice:
 
     @property
     def device_hit_ratio(self) -> float:
-        """Share of all tokens that the accelerator's own cache serves."""
-        return 1 - self.facts.asked_tokens / self.all_tokens if self.all_tokens else 0.0
-
-    @property
-    def device_hits(self) -> int:
-        """Blocks, or tokens with groups, that the accelerator's own cache serves."""
-        return (self.all_tokens - self.facts.asked_tokens) // self.setup.chunks.hit_unit
+        """Share of all tokens that the accelerator's own cache of one engine serves."""
+        return _on_device(self.vllm_default)
 
     def ceiling_tokens(self) -> tuple[int | None, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
         unit = self.setup.chunks.hit_unit
 
         def tokens(ratio: float) -> int:
-            return round(ratio * (self.facts.asked_tokens // unit)) * unit
+            return round(ratio * self.vllm_default.asked) * unit
 
         best = self.ceilings[self.setup.memory]
         return None if best is None else tokens(best), tokens(self.unbounded)
@@ -315,8 +284,22 @@ def advise(
     ideal = whole = replays.of(everything)
     if ideal.device_tokens:
         whole = replays.of(replace(everything, device=0))
-    make = _on_fleet if setup.engines else _on_engine
-    return make(recorded, setup, rows, ideal, whole.hit_ratio)
+    facts, seconds = recorded.facts(), part_seconds(recorded.times)
+    objections = _objections(facts, setup, rows, ideal.hit_ratio)
+    if setup.engines:
+        decided = _on_fleet(setup, rows)
+    else:
+        decided = _on_engine(setup, rows, ideal, suffices=not objections)
+    return Advice(
+        setup=setup,
+        facts=facts,
+        rows=rows,
+        unbounded=ideal.hit_ratio,
+        reuse=whole.hit_ratio,
+        objections=objections,
+        seconds=seconds,
+        **decided,
+    )
 
 
 def replayed(
@@ -329,24 +312,14 @@ def replayed(
     return {case: found[configuration] for case, configuration in configurations.items()}
 
 
-def _on_fleet(
-    recorded: RecordedTrace, setup: Setup, rows: dict[Case, Result], ideal: Result, reuse: float
-) -> Advice:
-    def enough(some: Iterable[Case]) -> Case:
-        chosen = choose_fleet({rows[case].configuration: rows[case] for case in some}, setup.prices)
-        return next(case for case in rows if rows[case].configuration == chosen)
+def _on_fleet(setup: Setup, rows: Mapping[Case, Result]) -> dict[str, Any]:
+    """Return what is enough of several engines, fields of `Advice`."""
 
-    named, facts = _named(rows, setup), recorded.facts()
-    return Advice(
-        setup=setup,
-        facts=facts,
-        rows=rows,
-        offloading=enough(case for case in named if case.offloads),
-        case=enough(named),
-        unbounded=ideal.hit_ratio,
-        reuse=reuse,
-        objections=_objections(facts, setup, ideal.hit_ratio),
-    )
+    def enough(some: Iterable[Case]) -> Case:
+        return choose_fleet({case: rows[case] for case in some}, setup.prices)
+
+    named = _named(rows, setup)
+    return {"case": enough(named), "offloading": enough(one for one in named if one.offloads)}
 
 
 def _named(cases: Iterable[Case], setup: Setup) -> list[Case]:
@@ -358,63 +331,32 @@ def _named(cases: Iterable[Case], setup: Setup) -> list[Case]:
 
 
 def _on_engine(
-    recorded: RecordedTrace, setup: Setup, rows: dict[Case, Result], ideal: Result, reuse: float
-) -> Advice:
-    memories, unbounded = setup.memories(), ideal.hit_ratio
+    setup: Setup, rows: dict[Case, Result], ideal: Result, *, suffices: bool
+) -> dict[str, Any]:
+    """Return the choices on one engine and their ceilings, fields of `Advice`."""
     is_bounded = setup.chunks.is_bounded(junctions=ideal.has_junctions)
-    ceilings: dict[int, float | None] = dict.fromkeys(memories)
-    for memory in memories:
+    ceilings: dict[int, float | None] = {}
+    choices, rates = {}, setup.rates
+    for memory in setup.memories():
         best = rows.pop(Case(memory, policy=BELADY), None)
-        if best is not None:
-            ratio = best.host_tokens / (ideal.asked_tokens or 1)
-            ceilings[memory] = min(ratio, unbounded if is_bounded else 1.0)
-    paying, rates = None, setup.rates
-    if rates is not None:
-        paying = {
-            memory: tuple(
-                policy
-                for policy in setup.policies
-                if balance(setup, rows[Case(memory, policy=policy)], rates).pays
-            )
-            for memory in memories
-        }
-    choices = {
-        memory: choose(
-            [rows[Case(memory, policy=policy)] for policy in setup.policies],
-            among=() if paying is None else paying[memory],
-        )
-        for memory in memories
+        ratio = None if best is None else best.host_tokens / (ideal.asked_tokens or 1)
+        most = ideal.hit_ratio if is_bounded else 1.0
+        ceilings[memory] = None if ratio is None else min(ratio, most)
+        found = {policy: rows[Case(memory, policy=policy)] for policy in setup.policies}
+        paying = None
+        if rates is not None:
+            paying = [policy for policy in found if balance(setup, found[policy], rates).pays]
+        choices[memory] = choose([*found.values()], paying)
+    choice = choices[setup.memory]
+    pays = choice.pays is not False
+    offloading = Case(setup.memory, policy=choice.policy if pays and suffices else choice.best)
+    return {
+        "offloading": offloading,
+        "case": offloading if pays else Case(0),
+        "choices": choices,
+        "ceilings": ceilings,
+        "unbounded_is_ceiling": is_bounded,
     }
-    seconds = part_seconds(recorded.times)
-    asked_tokens = rows[Case(setup.memory)].asked_tokens
-    all_tokens = ideal.asked_tokens + ideal.device_tokens
-    facts = replace(recorded.facts(), seconds=sum(seconds), asked_tokens=asked_tokens)
-    objections = _objections(
-        facts,
-        setup,
-        unbounded,
-        on_device=1 - asked_tokens / all_tokens if all_tokens else 0.0,
-        evicts=any(evicts_early(rows[Case(setup.memory, policy=p)]) for p in setup.policies),
-    )
-    pays, choice = paying is None or bool(paying[setup.memory]), choices[setup.memory]
-    policy = choice.policy if pays and not objections else choice.best
-    offloading = Case(setup.memory, policy=policy)
-    return Advice(
-        setup=setup,
-        facts=facts,
-        rows=rows,
-        offloading=offloading,
-        case=offloading if pays else Case(0),
-        unbounded=unbounded,
-        reuse=reuse,
-        objections=objections,
-        choices=choices,
-        paying=paying,
-        ceilings=ceilings,
-        unbounded_is_ceiling=is_bounded,
-        all_tokens=all_tokens,
-        seconds=seconds,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,11 +406,11 @@ class RecordedTrace:
         return cls(trace, np.frombuffer(times, dtype=np.float64), tokens, has_think=has_think)
 
     def facts(self) -> Facts:
-        """Return the counts of the trace; no token is asked for yet."""
+        """Return the counts of the trace."""
         trace = self.trace
         return Facts(
             requests=trace.num_requests,
-            seconds=float(np.ptp(self.times)) / 1000 if len(self.times) else 0.0,
+            seconds=sum(part_seconds(self.times)),
             input_tokens=self.tokens,
             blocks=trace.num_blocks,
             unique_blocks=trace.unique_blocks,
@@ -492,9 +434,13 @@ def part_seconds(times: Iterable[float]) -> list[float]:
     return [float(seconds) for seconds in np.diff(marks[ends]) / 1000]
 
 
-def _objections(
-    facts: Facts, setup: Setup, ideal: float, *, on_device: float = 0.0, evicts: bool = True
-) -> list[str]:
+def _on_device(result: Result) -> float:
+    """Return the share of all tokens that the accelerator's own cache serves."""
+    whole = result.device_tokens + result.asked_tokens
+    return 1 - result.asked_tokens / whole if whole else 0.0
+
+
+def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: float) -> list[str]:
     """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
     if not facts.requests:
         return ["the trace has no requests"]
@@ -505,6 +451,7 @@ def _objections(
             "are needed"
         )
     needed = f"at least {percent_text(LEAST_REUSE)} is needed"
+    on_device = 0.0 if setup.engines else _on_device(rows[Case(setup.memory)])
     if ideal < LEAST_REUSE <= on_device:
         size = bytes_text(setup.device_memory)
         served = (
@@ -526,7 +473,8 @@ def _objections(
         if plain:  # with groups, resume points may be missing
             text += ". Offloading gains nothing on such requests"
         return [*found, text]
-    if not evicts:
+    asked = [] if setup.engines else [Case(setup.memory, policy=p) for p in setup.policies]
+    if asked and not any(evicts_early(rows[case]) for case in asked):
         way_out = change = "record for longer, or ask for less --capacity"
         if plain:  # with groups, what all blocks take is not counted
             size = bytes_text(facts.unique_blocks * setup.block_bytes)

@@ -1,12 +1,10 @@
-"""Tables, charts and snippets of an advice, as the command prints them and the page shows them."""
+"""Tables and snippets of an advice, as the command prints them and the page shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-__all__ = ["Column", "Curve", "Curves", "Snippet", "Table", "TableCell", "column"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +40,6 @@ class Table:
     chosen: str | None = None  # a row
     kind: str = ""  # its class on a page: "heat", "bars", "plain", or none
     is_detail: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A line of a chart: shares by memory, None for what was not compared."""
-
-    name: str
-    shares: Sequence[float | None]
-    is_flat: bool = False  # a ceiling that does not depend on the memory
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """A chart: shares over memory."""
-
-    title: str
-    meaning: str  # of a share, a sentence
-    memories: Sequence[str]
-    asked: int  # index of the memory that is marked
-    marked: str  # why
-    chosen: str | None  # a line
-    lines: Sequence[Curve]
-    ceilings: Sequence[Curve] = ()
 
 
 class Snippet(NamedTuple):

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .answer import Curve, Curves
+from .choice import saving
 from .details import PolicyDetails
 from .drawing import DARK, LIGHT, Line, Look, draw_lines, picture
-
-__all__ = ["Picture", "by_share", "over_memory", "over_time"]
+from .subject import Subject
+from .tables import heats
+from .units import bytes_text
+from .wording import tier_text
 
 PIXELS = 72
 """Pixels of an inch, at which a point is a pixel, too."""
@@ -24,6 +26,7 @@ WIDE, NARROW = (800, 380), (280, 320)
 FONT_PIXELS = 12
 
 _SMALL = (390, 150)
+_DASHES = {"infinite": ":", "belady": "--"}  # of ceilings
 _CLASSES = (("none", 0, 1), ("up to half", 1, 6), ("more than half", 6, 11), ("all", 11, 12))
 
 Size = tuple[int, int]
@@ -36,6 +39,7 @@ class Picture:
 
     title: str
     sources: list[tuple[str, str]]  # condition of each but the last, and its address
+    meaning: str = ""  # of a share, a sentence
 
     @property
     def address(self) -> str:
@@ -43,32 +47,62 @@ class Picture:
         return self.sources[-1][1]
 
 
-def over_memory(curves: Curves) -> Picture:
-    """Draw shares over the memories that were compared, a line each."""
-    columns = range(len(curves.memories))
+def over_memory(subject: Subject) -> Picture:
+    """Draw shares over the memories that were compared, a line each.
 
-    def line(index: int | str, curve: Curve) -> Line:
-        more = {"linewidth": 3.2, "zorder": 4} if curve.name == curves.chosen else {}
-        places = [column for column in columns if curve.shares[column] is not None]
-        return Line(curve.name, places, [curve.shares[n] or 0.0 for n in places], index, more)
-
-    lines = [line(index, curve) for index, curve in enumerate(curves.lines)]
-    lines += [line(":" if curve.is_flat else "--", curve) for curve in curves.ceilings]
+    Hit ratios by policy; of a fleet what it saves by router.
+    """
+    advice, setup, memories = subject.advice, subject.setup, subject.setup.memories()
+    shares: dict[str, list[float | None]]
+    if setup.engines:
+        (tier, policy), rows = next(iter(heats(advice).items()))
+        title = f"{setup.saved.capitalize()} saved over memory"
+        behind = "" if tier is None else f" and {tier_text(tier)}"
+        meaning = f"With {policy} in the memory of each engine{behind}."
+        asked, marked, chosen = advice.case.memory, "enough", advice.case.router
+        if advice.objections:
+            marked = chosen = ""
+        shares = {
+            router: [None if one is None else saving(one) for one in results]
+            for router, results in rows.items()
+        }
+    else:
+        title = "Hit ratio over memory"
+        meaning = (
+            f"A hit is a {setup.counted.removesuffix('s')} of a prompt whose keys and values are "
+            "loaded from host memory instead of computed again."
+        )
+        marked = "asked for" if subject.knee is None else "advised on"
+        asked, chosen = setup.memory, advice.policy or ""
+        shares = {
+            policy: [advice.of(policy, memory).hit_ratio for memory in memories]
+            for policy in setup.replayed
+        }
+        shares["infinite"] = [advice.unbounded] * len(memories)
+        if setup.chunks.num_full:
+            shares["belady"] = [*advice.ceilings.values()]
+    lines = []
+    for index, (name, found) in enumerate(shares.items()):
+        more = {"linewidth": 3.2, "zorder": 4} if name == chosen else {}
+        points = [(place, share) for place, share in enumerate(found) if share is not None]
+        x, y = [place for place, _ in points], [share for _, share in points]
+        lines.append(Line(name, x, y, _DASHES.get(name, index), more))
 
     def draw(axes: Any, look: Look, size: Size) -> None:
-        texts = list(curves.memories)
+        texts = [bytes_text(memory) if memory else "none" for memory in memories]
         if size == NARROW:
             texts = [text.replace(" ", "\n") for text in texts]
-        texts[curves.asked] += f"\n{curves.marked}"
+        place = memories.index(asked)
+        texts[place] += f"\n{marked}"
 
         def set_x(axes: Any) -> None:
-            axes.set_xlim(-0.05, max(1, len(columns) - 1) * 1.02)
-            axes.set_xticks(columns, texts)
-            axes.axvline(curves.asked, color=look.soft, linestyle=(0, (2, 4)), linewidth=1)
+            axes.set_xlim(-0.05, max(1, len(memories) - 1) * 1.02)
+            axes.set_xticks(range(len(memories)), texts)
+            axes.axvline(place, color=look.soft, linestyle=(0, (2, 4)), linewidth=1)
 
         draw_lines(axes, lines, set_x, share=None, look=look, most=5)
 
-    return Picture(curves.title, list(_sources(draw, WIDE, NARROW)))
+    return Picture(title, list(_sources(draw, WIDE, NARROW)), meaning)
 
 
 def over_time(policies: Sequence[tuple[int, PolicyDetails]]) -> Picture:

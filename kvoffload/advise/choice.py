@@ -28,25 +28,6 @@ from kvoffload.replay import Configuration, Result
 from kvoffload.replay.results import ERROR_PARTS
 from kvoffload.replay.routers import ROUTERS
 
-__all__ = [
-    "ENOUGH",
-    "EVEN",
-    "LEAST_NOISE",
-    "POLICIES",
-    "ROUND_ROBIN",
-    "SLOWER",
-    "Choice",
-    "Prices",
-    "balanced",
-    "choose",
-    "choose_fleet",
-    "choose_policy",
-    "difference_error",
-    "noise",
-    "p95_error",
-    "saving",
-]
-
 POLICIES = ("lru", "hit-density")
 """The policies that are compared if none is named."""
 
@@ -91,7 +72,10 @@ class Choice:
     noise : dict of str to float
         By policy, the greatest difference to the best that is noise.
     candidates : tuple of str
-        The policies that were chosen from.
+        The policies that were chosen from: those that save more prefill than moving blocks takes,
+        where that is known and there are any.
+    pays : bool or None
+        Whether there are any; None if that is not known.
     """
 
     policy: str
@@ -99,6 +83,7 @@ class Choice:
     behind: Mapping[str, float]
     noise: Mapping[str, float]
     candidates: tuple[str, ...]
+    pays: bool | None = None
 
     def within_noise(self) -> list[str]:
         """Return the candidates that are within noise of the best."""
@@ -164,11 +149,14 @@ def choose_policy(ratios: Mapping[str, float], noise_of: Callable[[str, str], fl
     return usual[0] if ratios[usual[-1]] - ratios[usual[0]] <= LEAST_NOISE else usual[-1]
 
 
-def choose(results: Sequence[Result], among: Sequence[str] = ()) -> Choice:
-    """Choose a policy at one capacity, from all that were replayed, in parts, or from `among`."""
+def choose(results: Sequence[Result], paying: Sequence[str] | None = None) -> Choice:
+    """Choose a policy at one capacity, from all that were replayed in parts.
+
+    If it is known which are `paying`, and there are any, choose from these.
+    """
     ratios = {result.configuration.policy: result.hit_ratio for result in results}
     parts = {result.configuration.policy: result.parts for result in results}
-    candidates = tuple(among) or tuple(ratios)
+    candidates = tuple(paying or ratios)
 
     def noise_of(one: str, other: str) -> float:
         return noise(parts[one], parts[other])
@@ -180,6 +168,7 @@ def choose(results: Sequence[Result], among: Sequence[str] = ()) -> Choice:
         behind={policy: ratios[best] - ratios[policy] for policy in ratios},
         noise={policy: noise_of(best, policy) for policy in ratios},
         candidates=candidates,
+        pays=None if paying is None else bool(paying),
     )
 
 
@@ -223,9 +212,7 @@ def _busiest(result: Result) -> float:
     return result.imbalance * (1 - saving(result))
 
 
-def choose_fleet(
-    results: Mapping[Configuration, Result], prices: Prices | None = None
-) -> Configuration:
+def choose_fleet(results: Mapping[AnyCase, Result], prices: Prices | None = None) -> AnyCase:
     """Choose the cheapest fleet that is enough.
 
     A fleet is enough if it saves within .01 of the best and, among those that do, gives 95 % of
@@ -236,8 +223,8 @@ def choose_fleet(
 
     Parameters
     ----------
-    results : mapping of Configuration to Result
-        Fleets of one number of engines over one trace, at least one.
+    results : mapping to Result
+        Those of fleets of one number of engines over one trace, at least one.
     prices : Prices, optional
         Without them the least host memory is cheapest, then the smallest tier.
     """
@@ -248,15 +235,17 @@ def choose_fleet(
         fleet: (results[fleet].ttft_p95 or 0.0) + p95_error(results[fleet]) for fleet in enough
     }
     enough = [fleet for fleet in enough if times[fleet] <= SLOWER * min(times.values())]
-    least = min(_cost(fleet, prices) for fleet in enough)
-    cheapest = [fleet for fleet in enough if _cost(fleet, prices) == least]
+    costs = {fleet: _cost(results[fleet].configuration, prices) for fleet in enough}
+    least = min(costs.values())
+    cheapest = [fleet for fleet in enough if costs[fleet] == least]
+    policies = {fleet: results[fleet].configuration.policy for fleet in cheapest}
     most: dict[str, float] = {}
-    for fleet in cheapest:
-        most[fleet.policy] = max(most.get(fleet.policy, 0.0), saving(results[fleet]))
-    policy = choose_policy(most, lambda *_: ENOUGH)
+    for fleet, policy in policies.items():
+        most[policy] = max(most.get(policy, 0.0), saving(results[fleet]))
+    chosen = choose_policy(most, lambda *_: ENOUGH)
     return min(
-        (fleet for fleet in cheapest if fleet.policy == policy),
-        key=lambda fleet: list(ROUTERS).index(fleet.spec.name),
+        (fleet for fleet, policy in policies.items() if policy == chosen),
+        key=lambda fleet: list(ROUTERS).index(results[fleet].configuration.spec.name),
     )
 
 

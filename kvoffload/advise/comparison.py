@@ -18,8 +18,6 @@ from kvoffload.errors import describe
 
 from .units import bytes_text, count_text, duration_text, percent_text
 
-__all__ = ["Change", "Comparison", "compared_advice", "read_advice"]
-
 MOST_BYTES = 2**26
 """Largest file that is read; 256 engines and many routers take some megabytes."""
 
@@ -27,54 +25,42 @@ MOST_NUMBER = 2**63
 _RULE = "file must be the output of kvoffload advise --json"
 
 
-def _name(value: Any) -> str:
-    return "none" if value is None else printable(str(value))
-
-
-def _count(value: Any) -> str:
-    return f"{value:,}"
-
-
-def _if_known(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "-" if value is None else text(value)
-
-
 class _Value(NamedTuple):
-    """A compared value: its types, its text, and its name in JSON."""
+    """A compared value: its types, its text if it is not None, and its name in JSON."""
 
     types: tuple[type, ...]
-    text: Callable[[Any], str]
+    text: Callable[[Any], str] = "{:,}".format
     name: str = ""  # of a field of the advice; if there is none, it is found otherwise
 
 
-_TEXT, _SHARE = (str, type(None)), (float, int, type(None))
+_NONE = type(None)
+_TEXT, _SIZE, _SHARE = (str, _NONE), (int, _NONE), (float, int, _NONE)
 _ASKED = {
-    "engines": _Value((int,), _count, "engines"),
-    "model": _Value(_TEXT, _name, "model"),
+    "engines": _Value((int,), name="engines"),
+    "model": _Value(_TEXT, printable, "model"),
     "host memory asked for": _Value((int,), bytes_text, "memory"),
     "accelerator's cache": _Value((int,), bytes_text, "device_memory"),
-    "tokens per block": _Value((int,), _count, "block_tokens"),
+    "tokens per block": _Value((int,), name="block_tokens"),
     "bytes per block": _Value((int,), bytes_text, "block_bytes"),
-    "requests": _Value((int,), _count, "requests"),
-    "distinct blocks": _Value((int,), _count, "unique_blocks"),
+    "requests": _Value((int,), name="requests"),
+    "distinct blocks": _Value((int,), name="unique_blocks"),
     "reuse": _Value((float, int), percent_text, "unbounded_hit_ratio"),
 }
 _OF_FLEET = {
-    "router": _Value(_TEXT, _name, "router"),
-    "policy": _Value(_TEXT, _name, "policy"),
-    "host memory": _Value((int, type(None)), _if_known(bytes_text), "memory"),
-    "tier": _Value(_TEXT, _name, "tier"),
+    "router": _Value(_TEXT, printable, "router"),
+    "policy": _Value(_TEXT, printable, "policy"),
+    "host memory": _Value(_SIZE, bytes_text, "memory"),
+    "tier": _Value(_TEXT, printable, "tier"),
     "hit ratio": _Value(_SHARE, percent_text, "token_hit_ratio"),
     "prefill saved": _Value(_SHARE, percent_text, "saved"),
 }
 _VALUES = {
     **(_ASKED | _OF_FLEET),
-    "accelerators": _Value(_TEXT, _name),
-    "disk": _Value((int, type(None)), _if_known(bytes_text)),
-    "tokens saved": _Value((int, type(None)), _if_known(count_text)),
-    "time gained": _Value(_SHARE, _if_known(duration_text)),
+    "accelerators": _Value(_TEXT, printable),
+    "disk": _Value(_SIZE, bytes_text),
+    "tokens saved": _Value(_SIZE, count_text),
+    "time gained": _Value(_SHARE, duration_text),
 }
-_SHARES = ("reuse", "hit ratio", "prefill saved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +73,11 @@ class Change:
 
     def __str__(self) -> str:
         value = _VALUES[self.name]
-        text = f"{self.name} {value.text(self.now)}, was {value.text(self.before)}"
-        if self.name in _SHARES and self.now is not None and self.before is not None:
+        unknown = "none" if value.types == _TEXT else "-"
+        both = (self.now, self.before)
+        now, before = (unknown if one is None else value.text(one) for one in both)
+        text = f"{self.name} {now}, was {before}"
+        if value.text is percent_text and None not in both:  # shares differ by points
             text += f" ({(self.now - self.before) * 100:+.1f} points)"
         return text
 
@@ -172,33 +161,29 @@ def _values_of(advice: Mapping[str, Any]) -> dict[str, Any]:
         if is_fleet or label != "engines"
     }
     if is_fleet:
-        chosen = of.get("recommendation", dict, type(None))
+        chosen = of.get("recommendation", dict, _NONE)
         for label, one in _OF_FLEET.items():
             found[label] = None if chosen is None else _Fields(chosen).get(one.name, *one.types)
         return found
-    policy = of.get("recommendation", str, type(None))
-    if "engine" in advice:
-        engine = of.get("engine", dict, type(None))
-        found["accelerators"] = None if engine is None else _accelerators(_Fields(engine))
-    if "details" in advice:
-        details = of.get("details", dict, type(None))
-        disk = None if details is None else _Fields(details).get("disk", dict, type(None))
-        found["disk"] = None if disk is None else _Fields(disk).get("size", int)
+    policy = of.get("recommendation", *_TEXT)
+    if "engine" in of:
+        engine = of.part("engine")
+        name = engine and engine.get("accelerator", *_TEXT)
+        workers = engine.get("workers", int) if engine and name else 0
+        found["accelerators"] = f"{workers:,} × {name}" if name else None
+    if "details" in of:
+        details = of.part("details")
+        disk = details and details.part("disk")
+        found["disk"] = disk and disk.get("size", int)
     found |= {"policy": policy, "hit ratio": None, "tokens saved": None}
     for place in map(_Fields, of.get("memories", list)):
-        if policy is not None and place.get("memory", int) == of.get("memory", int):
+        if policy is not None and place.get("memory", int) == found["host memory asked for"]:
             cell = _Fields(_Fields(place.get("policies", dict)).get(policy, dict))
             found["hit ratio"] = cell.get("hit_ratio", float, int)
             found["tokens saved"] = cell.get("saved_tokens", int)
             if "net_seconds" in cell:
-                found["time gained"] = cell.get("net_seconds", float, int, type(None))
+                found["time gained"] = cell.get("net_seconds", *_SHARE)
     return found
-
-
-def _accelerators(engine: _Fields) -> str | None:
-    """Return the number and the name of an engine's accelerators; None if its rates are given."""
-    name = engine.get("accelerator", str, type(None))
-    return None if name is None else f"{engine.get('workers', int):,} × {name}"
 
 
 class _Fields:
@@ -210,6 +195,11 @@ class _Fields:
     def __contains__(self, name: str) -> bool:
         """Return whether a field is there, which earlier versions may not print."""
         return name in self._value
+
+    def part(self, name: str) -> _Fields | None:
+        """Return the fields of an object, or None where it is null."""
+        value = self.get(name, dict, _NONE)
+        return None if value is None else _Fields(value)
 
     def get(self, name: str, *types: type) -> Any:
         """Return a field; it must be present, of a type, and no number beyond 63 bits."""

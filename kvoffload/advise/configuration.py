@@ -7,8 +7,6 @@ import json
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
-__all__ = ["DISK_PATH", "python_text", "vllm_arguments", "vllm_text"]
-
 DISK_PATH = "/nvme/kv"
 """Folder of a disk, for the user to replace."""
 
@@ -70,11 +68,3 @@ def vllm_arguments(
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
-
-
-def vllm_text(
-    policy: str, memory: int, groups: GroupChunks, disk: tuple[int, str] | None = None
-) -> str | None:
-    """Return the value of vLLM's ``--kv-transfer-config`` as JSON, if there is one."""
-    arguments = vllm_arguments(policy, memory, groups, disk)
-    return None if arguments is None else json.dumps(arguments, indent=2)

@@ -15,8 +15,6 @@ from kvoffload.replay.results import Log, percentiles
 from .advice import LEAST_SECONDS, Advice, RecordedTrace
 from .setup import VLLM_DEFAULT, Case, FleetTier
 
-__all__ = ["Details", "Disk", "DiskCell", "FirstTokens", "PolicyDetails", "Reuse", "details"]
-
 POINTS = 50
 """Parts of a trace, of equally many requests, for hits over time."""
 

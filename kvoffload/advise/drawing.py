@@ -13,19 +13,6 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-__all__ = [
-    "DARK",
-    "LIGHT",
-    "Line",
-    "Look",
-    "apart",
-    "draw_lines",
-    "picture",
-    "ratio_text",
-    "ratio_ticks",
-    "write_title",
-]
-
 FIGURE_INCHES = (6.6, 4.6)  # the axes take the share AXES; titles and labels around them are added
 AXES = (0.1, 0.1, 0.7, 0.8)
 FONT_POINTS = 10  # about 7 pixels if the picture is as wide as a phone
@@ -220,13 +207,11 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio * 100:.4g} %"
 
 
-def apart(
-    positions: Sequence[float], distance: float, least: float = -math.inf, most: float = math.inf
-) -> list[float]:
+def apart(positions: Sequence[float], distance: float, most: float = math.inf) -> list[float]:
     """Move rising positions as little as possible until all are `distance` apart.
 
     Labels that would touch form a group, centred on the mean of its members' positions.
-    No position is above `most`, and none below `least` if there is space for all.
+    No position is above `most`.
     """
     groups: list[tuple[float, int]] = []  # centre and number of members
     for position in positions:
@@ -244,9 +229,6 @@ def apart(
         for centre, size in groups
         for index in range(size)
     ]
-    for index, position in enumerate(moved):
-        moved[index] = max(position, least)
-        least = moved[index] + distance
     for index in reversed(range(len(moved))):
         moved[index] = min(moved[index], most)
         most = moved[index] - distance

@@ -13,12 +13,12 @@ from .model_shape import ModelShape
 if TYPE_CHECKING:
     from .setup import Setup
 
-__all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
 
 ROOM_BESIDE_WEIGHTS = 1.2
 """Memory that a model needs, as a multiple of its weights, if no workers are given."""
 
-MOST_WORKERS = 16
+WORKERS = (1, 2, 4, 8, 16)
+"""Numbers of accelerators that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,9 @@ def workers_for(model: ModelShape, accelerator: Accelerator) -> int:
 
     A model whose size is not known is assumed to fit on one.
     """
-    workers = 1
-    while workers <= MOST_WORKERS:
-        if workers * accelerator.memory * MEMORY_SHARE >= ROOM_BESIDE_WEIGHTS * model.weight_bytes:
-            return workers
-        workers *= 2
-    return 0
+    needed = ROOM_BESIDE_WEIGHTS * model.weight_bytes
+    memory = accelerator.memory * MEMORY_SHARE
+    return next((count for count in WORKERS if count * memory >= needed), 0)
 
 
 def engine_of(

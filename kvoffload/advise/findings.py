@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.replay import Result
 
 from .advice import Advice
-from .choice import ENOUGH, EVEN, LEAST_NOISE, POLICIES, ROUND_ROBIN, SLOWER, Choice, saving
-from .details import LITTLE, Details, DiskCell, FirstTokens
+from .choice import ENOUGH, EVEN, LEAST_NOISE, POLICIES, ROUND_ROBIN, SLOWER, saving
+from .details import LITTLE, Details, DiskCell
 from .economy import Engine, balance
 from .knee import Knee
-from .retention import RetentionCell, or_none, vllm_flag, worth
+from .retention import or_none, vllm_flag, worth
 from .setup import VLLM_DEFAULT, Setup
+from .subject import Subject
 from .units import bytes_text, count_text, duration_text, latency_text, percent_text, rate_text
 from .verdicts import best_balance, side_by_side
-from .wording import case_text, each_text, p95_text, points, tier_text
-
-__all__ = ["BUSY", "Finding", "capacity_text", "findings"]
+from .wording import (
+    busiest_text,
+    case_text,
+    each_text,
+    p95_text,
+    percentiles_text,
+    points,
+    tier_text,
+)
 
 FEW_STORES = 0.5
 """Share of the chosen policy's stores up to which one within noise is mentioned."""
@@ -73,49 +80,55 @@ def capacity_text(knee: Knee, setup: Setup) -> str:
     return f"{text}."
 
 
-def findings(
-    advice: Advice,
-    alone: Advice | None = None,
-    details: Details | None = None,
-    retentions: Sequence[RetentionCell] = (),
-    *,
-    shares: Sequence[Advice] = (),
-) -> list[Finding]:
+def findings(subject: Subject) -> list[Finding]:
     """Return the findings, the most important first.
 
     Without a recommendation for one engine, only those that hold for every policy.
     """
-    if advice.setup.engines:
-        return _of_fleet(advice)
-    policy, engine = advice.policy, advice.setup.rates
+    texts: dict[str, Any] = {
+        "Changes": subject.since and f"{subject.since}",
+        "Capacity": subject.knee and capacity_text(subject.knee, subject.setup),
+        "Prefixes": subject.breaks_text and f"Broken by {subject.breaks_text}",
+    }
+    texts |= _of_fleet(subject.advice) if subject.setup.engines else _of_engine(subject)
+    return [Finding(title, text) for title, text in texts.items() if text]
+
+
+def _of_engine(subject: Subject) -> dict[str, Any]:
+    advice, engine, details = subject.advice, subject.setup.rates, subject.details
+    policy = advice.policy
     texts: dict[str, Any] = {
         "Reason": policy and _reason(advice, policy),
         "Time": policy and engine and _time(advice, policy, engine),
-        "Retention": retentions and _retention(advice, retentions),
-        "Accelerator": alone and side_by_side(advice, alone, shares),
+        "Retention": subject.retentions and _retention(subject),
+        "Accelerator": subject.alone and side_by_side(subject),
     }
     if policy is None:
         texts["More memory"] = advice.pays is False and _memory_that_pays(advice)
-        texts["Ceiling"] = _ceiling_of_all(advice)
-    else:
-        texts["Fewer stores"] = _fewer_stores(advice, policy)
-        texts["More memory"] = _more_memory(advice, policy)
-        texts["Ceiling"] = _ceiling(advice, policy)
-        texts["Traffic"] = _traffic(advice, policy)
-    if policy and details:
-        texts["First token"] = details.first_tokens and _first_token(advice, details)
-        texts["Warm-up"] = _warm_up(details)
-        texts["Requests"] = _requests(advice, details)
-        texts["Reuse"] = _reuse(advice, details)
-        texts["Disk"] = details.disk and _disk(advice, details)
-    return [Finding(title, text) for title, text in texts.items() if text]
+        return texts | {"Ceiling": _ceiling_of_all(advice)}
+    texts |= {
+        "Fewer stores": _fewer_stores(advice, policy),
+        "More memory": _more_memory(advice, policy),
+        "Ceiling": _ceiling(advice, policy),
+        "Traffic": _traffic(advice, policy),
+    }
+    if details is None:
+        return texts
+    return texts | {
+        "First token": engine and details.first_tokens and _first_token(engine, details),
+        "Warm-up": _warm_up(details),
+        "Requests": _requests(advice, details),
+        "Reuse": _reuse(advice, details),
+        "Disk": details.disk and _disk(advice, details),
+    }
 
 
 def _reason(advice: Advice, policy: str) -> str:
     choice = advice.choice
     left_out = [p for p in advice.ranking() if p not in choice.candidates]
+    among = _reason_among(advice, policy)
     if not left_out:
-        return _reason_among(advice, choice, policy)
+        return among
     pronoun = "it is" if len(left_out) == 1 else "they are"
     text = (
         f"With {', '.join(left_out)} moving blocks takes longer than the prefill that is saved, so "
@@ -126,12 +139,12 @@ def _reason(advice: Advice, policy: str) -> str:
         text += f", though {left_out[0]} hits {percent_text(advice.of(left_out[0]).hit_ratio)}"
     if len(choice.candidates) == 1:
         return f"{policy} is the only policy that pays. {text}."
-    among = "Of the policies that pay: " if hits_more else ""
-    return f"{among}{_reason_among(advice, choice, policy)} {text}."
+    return f"{'Of the policies that pay: ' * hits_more}{among} {text}."
 
 
-def _reason_among(advice: Advice, choice: Choice, policy: str) -> str:
+def _reason_among(advice: Advice, policy: str) -> str:
     """Return why the policy was chosen from the candidates."""
+    choice = advice.choice
     if len(choice.candidates) == 1:
         return "It is the only policy that was compared."
     usual = [p for p in POLICIES if p in choice.candidates]
@@ -181,15 +194,15 @@ def _time(advice: Advice, policy: str, engine: Engine) -> str:
     return text
 
 
-def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
+def _retention(subject: Subject) -> str:
     """Return the hits at several retention intervals, and the argument that gains a point."""
-    setup = advice.setup
+    setup, cells = subject.setup, subject.retentions
     given = setup.chunks.retention
     hits = ", ".join(f"{percent_text(c.hit_ratio)} at {or_none(c.interval)}" for c in cells)
     text = (
         "A prompt with windows or states can be resumed only at its end (0, vLLM's default), "
         "also at every multiple of an interval, or everywhere (none). With "
-        f"{advice.offloading.policy} {bytes_text(setup.memory)} hit {hits}"
+        f"{subject.advice.offloading.policy} {bytes_text(setup.memory)} hit {hits}"
     )
     if setup.device_memory:
         both = ", ".join(percent_text(cell.served) for cell in cells)
@@ -256,7 +269,7 @@ def _more_memory(advice: Advice, policy: str) -> str:
     text = text[0].upper() + text[1:]
     others: dict[str, list[str]] = {}
     for other, choice in advice.choices.items():
-        if advice.paying is not None and not advice.paying[other]:
+        if choice.pays is False:
             others.setdefault("none, because none pays,", []).append(bytes_text(other))
         elif choice.policy != policy:
             others.setdefault(choice.policy, []).append(bytes_text(other))
@@ -269,9 +282,9 @@ def _more_memory(advice: Advice, policy: str) -> str:
 def _memory_that_pays(advice: Advice) -> str:
     """Return the other memories in which a policy pays."""
     texts = [
-        f"{advice.choices[memory].policy} with {bytes_text(memory)}"
-        for memory, paying in (advice.paying or {}).items()
-        if paying
+        f"{choice.policy} with {bytes_text(memory)}"
+        for memory, choice in advice.choices.items()
+        if choice.pays
     ]
     if not texts:
         return "No policy pays in any memory that was compared."
@@ -346,28 +359,28 @@ def _traffic(advice: Advice, policy: str) -> str:
     return text + "."
 
 
-def _first_token(advice: Advice, found: Details) -> str:
+def _first_token(engine: Engine, found: Details) -> str:
     """Return how long prompts take, and what offloading saves of that."""
-    engine = advice.setup.rates
     *policies, without = found.first_tokens
     first = policies[0]
-
-    def within(one: FirstTokens) -> str:
-        return f"{latency_text(one.p50)} (median) and {latency_text(one.p95)} (95th percentile)"
-
+    within = {
+        one: percentiles_text(latency_text(one.p50), latency_text(one.p95))
+        for one in found.first_tokens
+    }
     text = (
-        f"On {engine.name if engine else 'the engine'} loading and computing a prompt takes "
-        f"{within(first)} with {first.policy} instead of {within(without)} without offloading, "
+        f"On {engine.name} loading and computing a prompt takes {within[first]} with "
+        f"{first.policy} instead of {within[without]} without offloading, "
         f"{latency_text(without.p50 - first.p50)} and {latency_text(without.p95 - first.p95)} less"
     )
     for one in policies[1:]:
-        text += f"; {within(one)} with {one.policy}, vLLM's default"
+        text += f"; {within[one]} with {one.policy}, vLLM's default"
     computed = " instead of ".join(
-        f"{one.missed_p50:,} (median) and {one.missed_p95:,} (95th percentile)"
-        for one in (first, without)
+        percentiles_text(f"{one.missed_p50:,}", f"{one.missed_p95:,}") for one in (first, without)
     )
-    text += f". {computed} of its tokens are computed"
-    return f"{text}. Queueing is not included; kvoffload advise --engines adds it."
+    return (
+        f"{text}. {computed} of its tokens are computed. Queueing is not included; kvoffload "
+        "advise --engines adds it."
+    )
 
 
 def _warm_up(found: Details) -> str:
@@ -454,14 +467,14 @@ def _written(setup: Setup, cell: DiskCell) -> str:
     return f"{per_day} written per day, {cell.writes_per_day:.3g} times its size"
 
 
-def _of_fleet(advice: Advice) -> list[Finding]:
+def _of_fleet(advice: Advice) -> dict[str, Any]:
     setup, offloads, result = advice.setup, advice.case.offloads, advice.result
     hits, whole = result.device_hits + result.hits, result.device_hits + result.asked
     routers = {case.router: case.router for case in advice.rows}
     tiers = {tier: f"{tier_text(tier)}:" for tier in setup.tiers}
     policies = {policy: policy for policy in setup.policies}
     same = "With the same router"
-    texts = {
+    return {
         "Enough": _enough(advice),
         "Router": f"With the same policy and memory: {_savings(advice, 'router', routers)}.",
         "Memory": _memory(advice),
@@ -476,7 +489,6 @@ def _of_fleet(advice: Advice) -> list[Finding]:
         "Ceiling": f"A cache without bounds would hit {percent_text(advice.reuse)} of the blocks; "
         f"all caches of the fleet hit {percent_text(hits / whole if whole else 0.0)}.",
     }
-    return [Finding(title, text) for title, text in texts.items() if text]
 
 
 def _savings(advice: Advice, part: str, texts: Mapping[Any, str], between: str = ", ") -> str:
@@ -522,11 +534,9 @@ def _memory(advice: Advice) -> str:
 
 def _first_token_of_fleet(advice: Advice) -> str:
     def within(found: Result) -> str:
-        p50 = latency_text(found.ttft_p50 or 0)
-        return f"{p50} (median) and {p95_text(found)} (95th percentile)"
+        return percentiles_text(latency_text(found.ttft_p50 or 0), p95_text(found))
 
-    result = advice.result
-    text = f"The first token takes {within(result)} from arrival"
+    text = f"The first token takes {within(advice.result)} from arrival"
     by_turns = advice.like(router=ROUND_ROBIN)
     if by_turns is not None and advice.case.router != ROUND_ROBIN:
         text += f"; behind {ROUND_ROBIN} {within(by_turns)}"
@@ -535,7 +545,7 @@ def _first_token_of_fleet(advice: Advice) -> str:
 
 def _balance(advice: Advice) -> str:
     result = advice.result
-    text = f"The busiest engine computes {result.imbalance:.2f} times the mean"
+    text = busiest_text(result)
     if result.busy is not None:
         text += f"; engines compute prompts {percent_text(result.busy)} of the time"
         if advice.setup.loop == "open" and result.busy >= BUSY:

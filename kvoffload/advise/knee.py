@@ -20,8 +20,6 @@ from .advice import PARTS, RecordedTrace, evicts_early, replayed
 from .choice import difference_error
 from .setup import Case, Setup
 
-__all__ = ["Knee", "Rung", "find_knee", "knee_configurations"]
-
 WORTH = 0.01
 """Share of the tokens asked for that twice the memory must gain to be worth it."""
 

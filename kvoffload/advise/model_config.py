@@ -22,8 +22,6 @@ from .model_groups import Layers
 from .model_shape import ModelShape
 from .model_states import has_states, state_of
 
-__all__ = ["shape_of_config", "shape_of_fields"]
-
 MAX_BYTES = 2**20  # published files take some kilobytes
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -62,6 +60,9 @@ _INTERVALS = {
     "llama4_text": 4,
 }
 
+# Other sizes of some layers, which are read of `_WITH_OTHER_SIZES`.
+_OTHER_SIZES = ("global_head_dim", "num_global_key_value_heads", "swa_num_key_value_heads")
+_WITH_OTHER_SIZES = ("gemma4", "mimo_v2")
 _REFUSED = {
     "its attention is compressed": ("compress_ratios",),
     "several layers share one cache": ("cla_share_factor", "num_kv_share"),
@@ -73,6 +74,7 @@ _REFUSED = {
         "per_layer_config",
         "sliding_windows",
         "swa_kv_lora_rank",
+        *_OTHER_SIZES,
     ),
     "its recurrent layers are of a kind that is not known": (
         "ssm_cfg",
@@ -84,7 +86,6 @@ _REFUSED = {
     ),
     "its cross attention keeps what another encoder saw": ("cross_attention_layers",),
 }
-_OTHER_SIZES = ("global_head_dim", "num_global_key_value_heads", "swa_num_key_value_heads")
 # Kinds of models whose layers keep more than their fields tell.
 _REFUSED_TYPES = {
     "minicpm3": "it keeps keys and values, not its latent vector",
@@ -151,17 +152,14 @@ class _Config(Fields):
         for prefix, reason in _REFUSED_TYPES.items():
             if self.model_type.startswith(prefix):
                 self.refuse(reason)
+        read = _OTHER_SIZES if self.model_type.startswith(_WITH_OTHER_SIZES) else ()
         for reason, names in _REFUSED.items():
-            found = self.given(*names)
+            found = self.given(*(name for name in names if name not in read))
             if found:
                 self.refuse(f"{reason} ({found})")
-        if not self.model_type.startswith(("gemma4", "mimo_v2")):
-            found = self.given(*_OTHER_SIZES)
-            if found:
-                self.refuse(f"its layers have attention of different sizes ({found})")
         if self.is_true("is_encoder_decoder"):
             self.refuse("it has is_encoder_decoder")
-        if self.given("index_topk_freq") and self.integer("index_topk_freq") > 1:
+        if self.optional("index_topk_freq", default=1) > 1:
             self.refuse("several layers share one index (index_topk_freq)")
         if self.given("index_topk") and not self.given("kv_lora_rank"):
             self.refuse("its sparse attention keeps an index beside keys and values (index_topk)")
@@ -182,18 +180,15 @@ class _Config(Fields):
 
     def _listed(self) -> list[str] | None:
         """Return the types from the field that lists them, if there is one."""
-        name = self.given("layers_block_type", "layer_types")
-        listed: Any
-        if name is not None:
-            listed = self.config[name]
-            if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-                raise ValueError(f"{self.path}: {name} must be a list of strings")
-        elif self.given("hybrid_override_pattern"):
-            name, listed = "hybrid_override_pattern", self.config["hybrid_override_pattern"]
+        name = self.given("layers_block_type", "layer_types", "hybrid_override_pattern")
+        if name is None:
+            return None
+        listed = self.config[name]
+        if name == "hybrid_override_pattern":
             if not isinstance(listed, str):
                 raise ValueError(f"{self.path}: {name} must be text, got {describe(listed)}")
-        else:
-            return None
+        elif not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise ValueError(f"{self.path}: {name} must be a list of strings")
         other = sorted(set(listed) - _TYPES.keys())
         if other:
             self.refuse(f"it has layers of type {printable(other[0])[:80]}")
@@ -221,17 +216,19 @@ class _Config(Fields):
         elif (indexes := self.given("full_attn_idxs", "attn_layer_indices")) is not None:
             other, full = "state", self.integers(indexes)
         elif self.given("attn_layer_period"):
-            period = self.integer("attn_layer_period")
-            offset = self.integer("attn_layer_offset") if self.given("attn_layer_offset") else 0
-            other, full = "state", range(offset, layers, period)
+            offset = self.optional("attn_layer_offset", default=0)
+            other, full = "state", range(offset, layers, self.integer("attn_layer_period"))
         elif self.given("attention_chunk_size"):
             other, full = "chunked", self._without_rotary(layers)
         elif has_states(self):
             other, full = "state", self._every("full_attention_interval", layers)
             if full is None:
                 self.refuse("it does not say which of its layers are recurrent")
-        elif self._has_window():
-            full = self._every("sliding_window_pattern", layers) or self._before_windows(layers)
+        elif self.given("sliding_window") and self.config.get("use_sliding_window") is not False:
+            # The first layers of Qwen 2 and 3 attend to all tokens.
+            is_qwen = self.model_type.startswith("qwen")
+            first = self.optional("max_window_layers", default=0) if is_qwen else 0
+            full = self._every("sliding_window_pattern", layers) or range(min(layers, first))
         if full is None:
             return ["full"] * layers
         kept = set(full)
@@ -246,22 +243,8 @@ class _Config(Fields):
 
     def _every(self, name: str, layers: int) -> range | None:
         """Return layers at an interval, given by a field or else by the kind of model."""
-        interval = _INTERVALS.get(self.model_type)
-        if self.given(name):
-            interval = self.integer(name)
-        return None if interval is None else range(interval - 1, layers, interval)
-
-    def _before_windows(self, layers: int) -> range:
-        """Return the first layers of Qwen 2 and 3, which attend to all tokens."""
-        if self.model_type.startswith("qwen") and self.given("max_window_layers"):
-            return range(min(layers, self.integer("max_window_layers")))
-        return range(0)
-
-    def _has_window(self) -> bool:
-        return (
-            self.given("sliding_window") is not None
-            and self.config.get("use_sliding_window", True) is not False
-        )
+        interval = self.optional(name, default=_INTERVALS.get(self.model_type, 0))
+        return range(interval - 1, layers, interval) if interval else None
 
     def _kinds(self, types: Sequence[str]) -> tuple[Layers, ...]:
         """Return the layers by kind, in order of each kind's first layer."""
@@ -271,7 +254,7 @@ class _Config(Fields):
         for one in types:
             for kind in ("full", "state") if one == "both" else (one,):
                 counts[kind] = counts.get(kind, 0) + 1
-        counts.pop("", None)
+        counts.pop("", None)  # layers that keep nothing
         if "state" in counts and self.given("index_topk"):
             self.refuse("its sparse attention keeps an index beside states (index_topk)")
         return tuple(replace(self._layers_of(kind), count=count) for kind, count in counts.items())
@@ -284,8 +267,10 @@ class _Config(Fields):
             if kind != "full":
                 self.refuse(f"its latent attention attends to a {kind}")
             latent = self.integer("kv_lora_rank")
-            rotary = self.integer("qk_rope_head_dim") if self.given("qk_rope_head_dim") else 0
-            return Layers("full", 1, latent=latent, rotary=rotary, index_bytes=self._index_bytes())
+            rotary = self.optional("qk_rope_head_dim", default=0)
+            size = self.integer("index_head_dim") if self.given("index_topk") else 0
+            index = size + size // 128 * 4  # elements in 8 bits, scales in 32 for 128 of them
+            return Layers("full", 1, latent=latent, rotary=rotary, index_bytes=index)
         heads, key, value = self._heads(kind)
         if kind == "full":
             return Layers("full", 1, heads, key, value)
@@ -300,30 +285,19 @@ class _Config(Fields):
     def _heads(self, kind: str) -> tuple[int, int, int]:
         """Return the KV heads, and the elements of a key and of a value."""
         heads = self.integer(*_HEADS)
-        kv_heads = 1 if self.is_true("multi_query") else heads
-        if self.given(*_KV_HEADS):
-            kv_heads = self.integer(*_KV_HEADS)
-        if self.given(*_HEAD_SIZES):
-            key = self.integer(*_HEAD_SIZES)
-        else:
-            key = self.integer(*HIDDEN) // heads
+        kv_heads = self.optional(*_KV_HEADS, default=1 if self.is_true("multi_query") else heads)
+        given = self.given(*_HEAD_SIZES)
+        key = self.integer(given) if given else self.integer(*HIDDEN) // heads
         if key < 1:
             raise ValueError(f"{self.path}: hidden_size must be >= the heads, got less")
         value = key
         if kind == "full" and self.model_type.startswith("gemma4"):
-            key = value = self.integer("global_head_dim") if self.given("global_head_dim") else 512
+            key = value = self.optional("global_head_dim", default=512)
             if self.is_true("attention_k_eq_v"):
-                kv_heads = self.optional("num_global_key_value_heads", kv_heads)
+                kv_heads = self.optional("num_global_key_value_heads", default=kv_heads)
         if self.model_type.startswith("mimo_v2"):
             before = "swa_" if kind == "window" else ""
-            kv_heads = self.optional(f"{before}num_key_value_heads", kv_heads)
-            key = self.optional(f"{before}head_dim", key)
-            value = self.optional(f"{before}v_head_dim", key)
+            kv_heads = self.optional(f"{before}num_key_value_heads", default=kv_heads)
+            key = self.optional(f"{before}head_dim", default=key)
+            value = self.optional(f"{before}v_head_dim", default=key)
         return kv_heads, key, value
-
-    def _index_bytes(self) -> int:
-        """Return the bytes per token of an index: elements in 8 bits, scales in 32 for 128."""
-        if not self.given("index_topk"):
-            return 0
-        size = self.integer("index_head_dim")
-        return size + size // 128 * 4

@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from kvoffload.errors import describe
 
-__all__ = ["HIDDEN", "MOST", "MOST_LAYERS", "Fields"]
-
 MOST = 2**20  # of anything that is counted
 MOST_LAYERS = 4096
 
@@ -48,9 +46,9 @@ class Fields:
             raise ValueError(f"{self.path}: {name} must be 1 ... {most}, got {describe(value)}")
         return value
 
-    def optional(self, name: str, default: int) -> int:
-        """Return a number 1 ... `MOST`, or `default` if the field is not set."""
-        return self.integer(name) if self.given(name) else default
+    def optional(self, *names: str, default: int) -> int:
+        """Return a number 1 ... `MOST`, or `default` if none of these fields is set."""
+        return self.integer(*names) if self.given(*names) else default
 
     def integers(self, name: str, least: int = 0) -> list[int]:
         """Return a list of at least `least` numbers 0 ... `MOST_LAYERS`."""

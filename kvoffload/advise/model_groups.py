@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 
 from kvoffload.replay.groups import Group, GroupKind, GroupLayout
 
-__all__ = ["DTYPE_BYTES", "Layers", "State", "check_workers", "group_layout"]
-
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes that an element of the KV cache takes."""
 
@@ -165,7 +163,7 @@ def group_layout(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -
     pages = _pages_of(name, kinds, dtype, workers)
     one_copy = all(one.latent for one in kinds)  # each worker has the same: vLLM keeps it once
     copies = 1 if one_copy else workers
-    if _one_group(pages):
+    if len({(one.layers.kind, one.layers.window, one.tokens) for one in pages}) == 1:
         first = pages[0]
         layers = sum(one.count for one in kinds)
         group = Group(first.layers.kind, layers, first.tokens, first.layers.window)
@@ -193,10 +191,8 @@ def _pages_of(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -> l
     """Return each kind's page and block before they are made equal."""
     indexed = any(one.index_bytes for one in kinds)
     tokens = _INDEX_BLOCK_TOKENS if indexed else _BLOCK_TOKENS
-    largest = 0
-    for one in kinds:
-        if one.state is not None:
-            largest = max(largest, one.state.page(name, workers))
+    states = (one.state.page(name, workers) for one in kinds if one.state is not None)
+    largest = max(states, default=0)
     attention = next((one for one in kinds if one.state is None), None)
     if largest and attention is not None:
         per_token = attention.token_bytes(dtype, workers)
@@ -207,11 +203,6 @@ def _pages_of(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -> l
         _Pages(one, largest if one.state else tokens * one.token_bytes(dtype, workers), tokens)
         for one in kinds
     ]
-
-
-def _one_group(pages: Sequence[_Pages]) -> bool:
-    """Return whether layers of one kind and window, with the same blocks, are one group."""
-    return len({(one.layers.kind, one.layers.window, one.tokens) for one in pages}) == 1
 
 
 def _equal(name: str, pages: Sequence[_Pages]) -> list[_Pages]:

@@ -15,8 +15,6 @@ from kvoffload.replay.groups import GroupLayout
 
 from .model_groups import DTYPE_BYTES, Layers, check_workers, group_layout
 
-__all__ = ["DTYPE_BYTES", "ModelShape"]
-
 _HUB = "https://huggingface.co"
 
 

@@ -14,8 +14,6 @@ from kvoffload.errors import describe
 from .model_fields import HIDDEN, Fields
 from .model_groups import State
 
-__all__ = ["STATE_FIELDS", "has_states", "state_of"]
-
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -69,10 +67,8 @@ def _mamba2(fields: Fields) -> State:
         inner = fields.integer("mamba_expand") * fields.integer(*HIDDEN)
     heads = fields.integer("mamba_n_heads", "n_mamba_heads")
     size = inner // heads
-    if fields.config.get("mamba_d_head") != "auto" and fields.given(
-        "mamba_d_head", "mamba_headdim"
-    ):
-        size = fields.integer("mamba_d_head", "mamba_headdim")
+    if fields.config.get("mamba_d_head") != "auto":
+        size = fields.optional("mamba_d_head", "mamba_headdim", default=size)
     state = fields.integer("mamba_d_state")
     return State(
         heads,

@@ -21,8 +21,6 @@ from kvoffload.errors import describe, did_you_mean
 from .model_config import shape_of_config, shape_of_fields
 from .model_shape import ModelShape
 
-__all__ = ["model_names", "model_shape"]
-
 _FILE = Path(__file__).with_name("models.json")
 
 # Suffixes that repositories add to the name of a model with the same shape of cache.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
+from kvoffload.replay.results import ERROR_PARTS
 
+from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
+from .choice import LEAST_NOISE, POLICIES
 from .configuration import DISK_PATH
+from .economy import Engine
 from .subject import Subject
-from .units import bytes_text, percent_text
-from .wording import assumed_workers_text, noise_text, rates_text, workers_text
-
-__all__ = ["NOT_MODELLED", "group_remarks", "remarks"]
+from .units import bytes_text, count_text, percent_text, rate_text
+from .wording import points
 
 NOT_MODELLED = (
     "Simplifications: an engine computes one prompt at a time, without chunks, batches, preemption "
@@ -18,6 +20,13 @@ NOT_MODELLED = (
     "stores, routing, tokenizing and the network take no time; nothing fails, scales or fetches "
     "from its peers. Times compare designs and do not predict milliseconds; differences of .01 "
     "between routers are noise."
+)
+
+NOISE = (
+    f"{POLICIES[1]} is recommended, or {POLICIES[0]} where it is at most {points(LEAST_NOISE)} "
+    "behind; any other policy must be ahead of both by more than noise. Noise: half of the 98 % "
+    f"confidence interval of a difference over {ERROR_PARTS} consecutive parts of the trace, at "
+    f"least {points(LEAST_NOISE)}."
 )
 
 LOOPS = {
@@ -52,10 +61,12 @@ def group_remarks(groups: GroupChunks) -> list[str]:
 def remarks(subject: Subject) -> list[str]:
     """Return the assumptions behind the figures."""
     setup, advice, model = subject.setup, subject.advice, subject.model
-    is_fleet, rates = setup.engines > 0, setup.rates
-    found = [noise_text()] if advice.policy is not None and not is_fleet else []
+    is_fleet, rates, policy = setup.engines > 0, setup.rates, advice.policy
+    workers = 1 if setup.engine is None else setup.engine.workers
+    found = [NOISE] if policy is not None and not is_fleet else []
     found.append(_device(subject))
-    found += [LOOPS[setup.loop]] if is_fleet else []
+    if is_fleet:
+        found.append(LOOPS[setup.loop])
     if subject.hints_text is not None:
         found.append(f"Replayed with {subject.hints_text}.")
     if is_fleet and setup.rate is None:
@@ -64,25 +75,50 @@ def remarks(subject: Subject) -> list[str]:
             "--prefill-tokens-per-second gives times to first tokens."
         )
     elif rates is not None:
-        found.append(f"Each engine: {rates_text(rates)}" if is_fleet else rates_text(rates))
+        found.append(f"{'Each engine: ' * is_fleet}{_rates(rates)}")
     elif not is_fleet and model is not None and not model.active_parameters:
         found.append(
             f"The parameters of {model.name} are not known, so neither its prefill nor "
             "the cache that an accelerator has beside its weights is estimated: "
             "--prefill-tokens-per-second and --device-memory give them."
         )
-    found += assumed_workers_text(setup.engine, model)
-    found += [NOT_MODELLED] if is_fleet else _counted_for_one_worker(subject)
+    if workers > 1 and model is not None and setup.engine and not setup.engine.workers_given:
+        found.append(
+            f"{setup.engine.name} per engine, to hold {model.name}; --tensor-parallel sets another "
+            "number."
+        )
+    found += [NOT_MODELLED] if is_fleet else _counted_for_one_worker(subject, workers)
     found += group_remarks(setup.chunks)
-    if advice.policy is not None and not is_own(advice.policy):
-        found.append(workers_text(setup.engine))
-    if advice.policy is not None and advice.case.tier is not None:
+    if policy is not None and not is_own(policy):
+        found.append(
+            "vLLM's cpu_bytes_to_use is the memory of all workers of an engine together, not of "
+            f"each: of {workers} here, --tensor-parallel {workers}."
+        )
+    if policy is not None and advice.case.tier is not None:
         found.append("This configuration does not include the tier; see the pages on tiers.")
     if subject.disk() is not None:
         found.append(
             f"{DISK_PATH} stands for a folder on the disk; each engine needs one of its own."
         )
     return found
+
+
+def _rates(engine: Engine) -> str:
+    """Return the rates that the times are based on, and their origin."""
+    prefill = f"prefill {count_text(round(engine.prefill_rate))} tokens/s"
+    link = f"link {rate_text(engine.link_bandwidth)} each way"
+    if engine.accelerator is None or (engine.prefill_given and engine.link_given):
+        return f"Times: {prefill} and {link}, as given."
+    share, part = f"{SHARE_OF_PEAK * 100:g} %", f"{SHARE_OF_LINK * 100:g} %"
+    source = f"the data sheet, {engine.accelerator.source}"
+    if engine.prefill_given:
+        return f"Times: {prefill} as given; {link}, estimated as {part} of {source}."
+    if engine.link_given:
+        return f"Times: {link} as given; {prefill}, estimated as {share} of the peak of {source}."
+    return (
+        f"Times are estimated: {prefill}, {share} of the peak, and {link}, {part} of the nominal "
+        f"rate, of {source}; --prefill-tokens-per-second and --link-bandwidth take measured ones."
+    )
 
 
 def _device(subject: Subject) -> str:
@@ -106,19 +142,16 @@ def _device(subject: Subject) -> str:
             f"{text}{percent_text(share)} of the blocks. Running requests share that memory; "
             "--device-memory sets what they leave, 0 leaves it out."
         )
-    text += (
-        f"{advice.device_hits:,} {setup.counted} ({percent_text(advice.device_hit_ratio)}); ratios "
-        "are shares of the others."
-    )
+    hits, served = advice.vllm_default.device_hits, percent_text(advice.device_hit_ratio)
+    text += f"{hits:,} {setup.counted} ({served}); ratios are shares of the others."
     if setup.device_is_assumed:
         text += " --device-memory sets another size, 0 leaves it out."
     return text
 
 
-def _counted_for_one_worker(subject: Subject) -> list[str]:
+def _counted_for_one_worker(subject: Subject, workers: int) -> list[str]:
     """Return a remark if blocks are counted for one worker and the engine's differ."""
     model, setup = subject.model, subject.setup
-    workers = 1 if setup.engine is None else setup.engine.workers
     if model is None or workers == 1:
         return []
 

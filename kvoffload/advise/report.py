@@ -17,15 +17,16 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload._extras import require
 from kvoffload.traces.outputs import open_output
 
+from .findings import findings
 from .remarks import remarks
 from .subject import Subject
-from .tables import curves, tables
+from .tables import tables
 from .units import unbroken
+from .verdicts import headline
 
 if TYPE_CHECKING:
     from .chart import Picture
 
-__all__ = ["report_html", "require_report", "write_report"]
 
 _OPTION = re.compile(r"--[a-z][a-z-]+")
 
@@ -66,16 +67,15 @@ def report_html(answer: Subject) -> str:
         return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', escaped))  # noqa: S704
 
     environment.filters["unbroken"] = whole_options
-    found, shown, chart = answer.findings(), tables(answer), curves(answer)
+    found, shown = findings(answer), tables(answer)
     return environment.from_string(_page("report.html.jinja")).render(
         answer=answer,
-        headline=answer.headline(),
+        headline=headline(answer),
         first_findings=[finding for finding in found if finding.title in FIRST],
         findings=[finding for finding in found if finding.title not in FIRST],
         tables=[table for table in shown if not table.is_detail],
         more_tables=[table for table in shown if table.is_detail],
-        curves=chart,
-        chart=over_memory(chart),
+        chart=over_memory(answer),
         pictures=_details(answer),
         snippets=answer.snippets(),
         meanings=answer.meanings(),

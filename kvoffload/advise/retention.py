@@ -12,8 +12,6 @@ from kvoffload.replay.processes import Elsewhere
 
 from .advice import Advice, RecordedTrace
 
-__all__ = ["RetentionCell", "compared", "or_none", "retentions", "vllm_flag", "worth"]
-
 LEAST_INTERVAL = 512
 """Least interval that is compared, tokens."""
 

@@ -18,8 +18,6 @@ from kvoffload.replay.routers import ROUTERS, parse_router
 from .choice import POLICIES, ROUND_ROBIN, Prices
 from .economy import Engine
 
-__all__ = ["SIZES", "STACK_ROUTERS", "VLLM_DEFAULT", "Case", "FleetTier", "Prices", "Setup"]
-
 SIZES = (Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """The memories that are compared, as multiples of the one asked for."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from kvoffload._printable import printable
@@ -10,29 +11,25 @@ from kvoffload.replay.policies import summary
 from .advice import Advice
 from .answer import Snippet
 from .comparison import Comparison
-from .configuration import python_text, vllm_text
+from .configuration import python_text, vllm_arguments
 from .details import Details
-from .findings import Finding, capacity_text, findings
 from .knee import Knee
 from .model_shape import ModelShape
 from .retention import RetentionCell, vllm_flag, worth
 from .setup import Setup
 from .units import bytes_text, count_text, duration_text
-from .verdicts import headline, verdict
-from .wording import fits_text, prompt_text
-
-__all__ = ["Subject"]
+from .wording import prompt_text
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """Advice and its context."""
 
-    trace: str  # its name as given by the user
     advice: Advice
-    model: ModelShape | None  # None if bytes per token were given
-    dtype: str  # element type of the model's KV cache
-    command: str  # as it was typed
+    trace: str = ""  # its name as given by the user
+    model: ModelShape | None = None  # None if bytes per token were given
+    dtype: str = "bfloat16"  # element type of the model's KV cache
+    command: str = ""  # as it was typed
     block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` if neither tells
     assumed_text: str | None = None  # what was assumed when the trace was read, in words
     breaks_text: str | None = None  # what breaks the prefixes of its prompts, in words
@@ -54,39 +51,6 @@ class Subject:
     def setup(self) -> Setup:
         """The question."""
         return self.advice.setup
-
-    @property
-    def heading(self) -> str:
-        """The heading of a page."""
-        engines = self.setup.engines
-        return f"Advice for {engines} engines behind a router" if engines else "Offloading advice"
-
-    @property
-    def is_recommended(self) -> bool:
-        """Whether offloading is recommended."""
-        return self.advice.policy is not None
-
-    def headline(self) -> str:
-        """Return the verdict in a sentence or two."""
-        text = headline(self.advice)
-        if len({verdict(one) for one in self.by_device_memory()}) > 1:
-            text += (
-                f" This holds with {bytes_text(self.setup.device_memory)} of prefix cache "
-                "on the accelerator; with less of it the recommendation differs."
-            )
-        return text if self.is_recommended else text + fits_text(self.setup, self.advice.facts)
-
-    def findings(self) -> list[Finding]:
-        """Return the findings: changes, the knee and what breaks prefixes come first."""
-        found = []
-        if self.since is not None:
-            found.append(Finding("Changes", f"{self.since}"))
-        if self.knee is not None:
-            found.append(Finding("Capacity", capacity_text(self.knee, self.setup)))
-        if self.breaks_text is not None:
-            found.append(Finding("Prefixes", f"Broken by {self.breaks_text}"))
-        own = findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
-        return [*found, *own]
 
     def by_device_memory(self) -> list[Advice]:
         """Return the advice by the size of an assumed cache on the accelerator, none first."""
@@ -148,13 +112,13 @@ class Subject:
         Nothing unless offloading is recommended.
         """
         case, setup = self.advice.case, self.setup
-        if not self.is_recommended:
+        if self.advice.policy is None:
             return []
         found = []
-        vllm = vllm_text(case.policy, case.memory, setup.chunks, self.disk())
+        vllm = vllm_arguments(case.policy, case.memory, setup.chunks, self.disk())
         if vllm is not None:
             title = f"vLLM, {'each engine, ' if setup.engines else ''}--kv-transfer-config"
-            found.append(Snippet(title, "vllm", vllm))
+            found.append(Snippet(title, "vllm", json.dumps(vllm, indent=2)))
         if setup.engines:
             return found
         flag = self.vllm_flag()

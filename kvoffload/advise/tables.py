@@ -1,53 +1,28 @@
-"""The tables and the chart of an advice."""
+"""The tables of an advice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kvoffload.replay import Result
 
 from .advice import Advice
-from .answer import Column, Curve, Curves, Table, TableCell, column
+from .answer import Column, Table, TableCell, column
 from .choice import saving
 from .economy import balance
 from .setup import FleetTier
 from .subject import Subject
 from .units import bytes_text, count_text, duration_text, latency_text, percent_text, rate_text
 from .verdicts import verdict
-from .wording import each_text, p95_text, tier_text
+from .wording import deployed_text, p95_text, tier_text
 
-__all__ = ["curves", "heats", "routers", "tables"]
+_Behind = tuple[FleetTier | None, str]
+"""A tier and the policy of host memory."""
 
 SHADES = 10
 """The darkest shade of a heat map: everything is saved."""
-
-
-def curves(subject: Subject) -> Curves:
-    """Return the chart: hit ratios over memory by policy; of a fleet what it saves, by router."""
-    if subject.setup.engines:
-        return _curves_of_fleet(subject)
-    advice, setup = subject.advice, subject.setup
-    memories, counted = setup.memories(), setup.counted
-    lines = [
-        Curve(policy, [advice.of(policy, memory).hit_ratio for memory in memories])
-        for policy in setup.replayed
-    ]
-    ceilings = [Curve("infinite", [advice.unbounded for _ in memories], is_flat=True)]
-    if setup.chunks.num_full:
-        ceilings.append(Curve("belady", [*advice.ceilings.values()]))
-    return Curves(
-        "Hit ratio over memory",
-        f"A hit is a {counted.removesuffix('s')} of a prompt whose keys and values are loaded "
-        "from host memory instead of computed again.",
-        [bytes_text(memory) for memory in memories],
-        memories.index(setup.memory),
-        "asked for" if subject.knee is None else "advised on",
-        advice.policy,
-        lines,
-        ceilings,
-    )
 
 
 def tables(subject: Subject) -> list[Table]:
@@ -57,12 +32,9 @@ def tables(subject: Subject) -> list[Table]:
     """
     if not subject.setup.engines:
         return [_policies(subject), *_devices(subject), *_disks(subject)]
-    first, *others = heats(subject.advice)
-    return [
-        _heat(subject, first, "Routers and memory"),
-        _routers(subject),
-        *(_heat(subject, heat, "", is_detail=True) for heat in others),
-    ]
+    advice = subject.advice
+    first, *others = (_heat(advice, *heat) for heat in heats(advice).items())
+    return [first, _routers(advice), *others]
 
 
 def _policies(subject: Subject) -> Table:
@@ -178,34 +150,23 @@ def _detail(
     return Table(heading, title, name, rows, [columns], kind="plain", is_detail=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Heat:
-    """The savings of fleets with one policy and one tier: a row per router, by memory.
+def heats(advice: Advice) -> dict[_Behind, dict[str, list[Result | None]]]:
+    """Return what fleets save by tier and policy, by router: by memory, None if not compared.
 
-    `rows` are ascending by memory, None for what was not compared.
-    """
-
-    policy: str
-    tier: FleetTier | None
-    rows: dict[str, list[Result | None]]
-
-
-def heats(advice: Advice) -> Iterator[_Heat]:
-    """Yield the savings by router and memory, first with the policy and tier of `offloading`.
-
-    The others follow, by tier, then policy.
+    First with the tier and policy of `offloading`.
     """
     setup, chosen = advice.setup, (advice.offloading.tier, advice.offloading.policy)
     pairs = [(tier, policy) for tier in setup.tiers for policy in setup.policies]
-    for tier, policy in dict.fromkeys((chosen, *pairs)):
-        rows = {
+    return {
+        (tier, policy): {
             router: [
                 advice.like(memory=memory, tier=tier, policy=policy, router=router)
                 for memory in setup.memories()
             ]
             for router in routers(advice)
         }
-        yield _Heat(policy, tier, rows)
+        for tier, policy in dict.fromkeys((chosen, *pairs))
+    }
 
 
 def routers(advice: Advice) -> list[str]:
@@ -213,33 +174,16 @@ def routers(advice: Advice) -> list[str]:
     return list(dict.fromkeys(case.router for case in advice.rows))
 
 
-def _curves_of_fleet(subject: Subject) -> Curves:
-    setup, case, is_decided = subject.setup, subject.advice.case, not subject.advice.objections
-    heat, memories = next(heats(subject.advice)), setup.memories()
-    behind = "" if heat.tier is None else f" and {tier_text(heat.tier)}"
-    lines = [
-        Curve(router, [None if one is None else saving(one) for one in results])
-        for router, results in heat.rows.items()
-    ]
-    return Curves(
-        f"{setup.saved.capitalize()} saved over memory",
-        f"With {heat.policy} in the memory of each engine{behind}.",
-        [bytes_text(memory) if memory else "none" for memory in memories],
-        memories.index(case.memory),
-        "enough" if is_decided else "",
-        case.router if is_decided else None,
-        lines,
-    )
-
-
-def _heat(subject: Subject, heat: _Heat, heading: str, *, is_detail: bool = False) -> Table:
-    advice, setup, chosen = subject.advice, subject.setup, subject.advice.case
-    tiers = f", {tier_text(heat.tier)}" if len(setup.tiers) > 1 else ""
-    title = f"{setup.saved} saved with {heat.policy}{tiers}, by memory of each engine"
-    is_chosen = (heat.tier, heat.policy) == (chosen.tier, chosen.policy) or not chosen.offloads
+def _heat(advice: Advice, behind: _Behind, found: dict[str, list[Result | None]]) -> Table:
+    """Return the map of what fleets save; that of the fleet that is enough is no detail."""
+    setup, chosen, (tier, policy) = advice.setup, advice.case, behind
+    tiers = f", {tier_text(tier)}" if len(setup.tiers) > 1 else ""
+    title = f"{setup.saved} saved with {policy}{tiers}, by memory of each engine"
+    is_first = behind == (advice.offloading.tier, advice.offloading.policy)
+    is_chosen = behind == (chosen.tier, chosen.policy) or not chosen.offloads
 
     def cell(router: str, index: int, memory: int) -> TableCell:
-        result = heat.rows[router][index]
+        result = found[router][index]
         if result is None:
             return TableCell("-", shade=0)
         share = saving(result)
@@ -253,19 +197,24 @@ def _heat(subject: Subject, heat: _Heat, heading: str, *, is_detail: bool = Fals
     columns = [
         Column(
             bytes_text(memory) if memory else "no\noffloading",
-            [cell(router, index, memory) for router in heat.rows],
+            [cell(router, index, memory) for router in found],
         )
         for index, memory in enumerate(setup.memories())
     ]
     return Table(
-        heading, title, "router", list(heat.rows), [columns], kind="heat", is_detail=is_detail
+        "Routers and memory" if is_first else "",
+        title,
+        "router",
+        list(found),
+        [columns],
+        kind="heat",
+        is_detail=not is_first,
     )
 
 
-def _routers(subject: Subject) -> Table:
+def _routers(advice: Advice) -> Table:
     """Return the routers, all else as in the fleet that is enough."""
-    advice, case = subject.advice, subject.advice.case
-    found = {router: advice.like(router=router) for router in routers(advice)}
+    case, found = advice.case, {router: advice.like(router=router) for router in routers(advice)}
     known = {router: result for router, result in found.items() if result is not None}
     results = list(known.values())
     columns = [
@@ -280,7 +229,7 @@ def _routers(subject: Subject) -> Table:
         values = [getattr(one, name) for one in results]
         if any(value is not None for value in values):
             columns.append(column(title, ["-" if v is None else text(v) for v in values]))
-    if subject.setup.rate is not None:
+    if advice.setup.rate is not None:
         p50s, p95s = ([getattr(one, f"ttft_p{n}") or 0.0 for one in results] for n in (50, 95))
         columns += [
             _bars("first token\np50", p50s, [*map(latency_text, p50s)]),
@@ -289,11 +238,7 @@ def _routers(subject: Subject) -> Table:
         ]
     balance = [one.imbalance for one in results]
     columns.append(_bars("busiest\nengine/mean", balance, [f"{one:.2f}" for one in balance]))
-    title = f"with {case.policy} in {each_text(case.memory)}"
-    if not case.offloads:
-        title = "without offloading"
-    if case.tier is not None:
-        title += f" and {tier_text(case.tier)}"
+    title = f"with {deployed_text(case)}" if case.offloads else "without offloading"
     heading = "First tokens and balance"
     return Table(heading, title, "router", list(known), [columns], case.router, kind="bars")
 

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "NO_BREAK_SPACE",
-    "bytes_text",
-    "count_text",
-    "duration_text",
-    "latency_text",
-    "percent_text",
-    "rate_text",
-    "unbroken",
-]
-
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 _RATES = ((10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"))
 _COUNTS = ((10**9, "billion"), (10**6, "million"))

@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvoffload.replay import Result
 
-from .advice import Advice
+from .advice import LEAST_SECONDS, Advice
 from .choice import EVEN, ROUND_ROBIN, saving
+from .details import SECONDS_PER_DAY
 from .economy import Balance, Engine, balance
 from .setup import VLLM_DEFAULT
+from .subject import Subject
 from .units import bytes_text, count_text, duration_text, percent_text
-from .wording import case_text, each_text, gpu_text, points, tier_text
+from .wording import busiest_text, case_text, deployed_text, points
 
-__all__ = ["best_balance", "headline", "side_by_side", "verdict"]
+DOES_NOT_PAY = "no policy saves more prefill than moving the blocks takes"
+"""The reason not to offload, if rates are known."""
 
 
-def headline(advice: Advice) -> str:
-    """Return the advice in one sentence: against the default, and against no offloading."""
-    setup = advice.setup
+def headline(subject: Subject) -> str:
+    """Return the advice in a sentence or two: against the default, and against no offloading."""
+    advice, setup = subject.advice, subject.setup
     if advice.objections:
-        verdict = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
-        return f"{verdict}: {'; '.join(advice.objections)}."
-    if setup.engines:
-        return _of_fleet(advice) + _lopsided(advice.result)
-    result, engine = advice.result, setup.rates
-    if not advice.case.offloads:
-        return _does_not_pay(advice)
+        answer = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
+        text = f"{answer}: {'; '.join(advice.objections)}."
+    elif setup.engines:
+        text = _of_fleet(advice)
+        if advice.result.imbalance > EVEN:
+            text += f" {busiest_text(advice.result)}."
+    elif advice.case.offloads or setup.rates is None:
+        text = _pays(advice)
+    else:
+        text = _does_not_pay(advice, setup.rates)
+    device = bytes_text(setup.device_memory)
+    if len({*map(verdict, subject.by_device_memory())}) > 1:
+        text += (
+            f" This holds with {device} of prefix cache on the accelerator; with less of it the "
+            "recommendation differs."
+        )
+    nbytes = advice.facts.unique_blocks * setup.block_bytes
+    fits = setup.device_is_assumed and setup.chunks.is_plain and nbytes <= setup.device_memory
+    if fits and advice.policy is None:
+        text += (
+            f" All blocks of this trace, {bytes_text(nbytes)}, fit into the cache assumed on each "
+            "accelerator; those of more traffic may not."
+        )
+    return text
+
+
+def _pays(advice: Advice) -> str:
+    result, setup, facts = advice.result, advice.setup, advice.facts
     text = f"Take {advice.policy}: with {bytes_text(setup.memory)} it hits "
-    if engine is not None:
-        saved = gpu_text(balance(setup, result, engine).net_seconds, engine, advice.facts.seconds)
+    if setup.rates is not None:
+        seconds = balance(setup, result, setup.rates).net_seconds
         text = (
-            f"Offloading pays: {advice.policy} in {bytes_text(setup.memory)} saves {saved}. "
-            "It hits "
+            f"Offloading pays: {advice.policy} in {bytes_text(setup.memory)} saves "
+            f"{_gpu_text(advice, setup.rates, seconds)}. It hits "
         )
     default = "and it is vLLM's default"
     if advice.policy != VLLM_DEFAULT:
         gained = result.hit_ratio - advice.vllm_default.hit_ratio
         default = f"{_more(gained)} than vLLM's default, {VLLM_DEFAULT}, in the same memory"
-    tokens, whole = count_text(result.offloaded_tokens), advice.facts.input_tokens
+    tokens, whole = count_text(result.offloaded_tokens), facts.input_tokens
     if whole and setup.full_blocks:
         share = percent_text(result.offloaded_tokens / whole)
         tokens += f" of {count_text(whole)} prompt tokens ({share})"
@@ -50,6 +72,18 @@ def headline(advice: Advice) -> str:
     )
 
 
+def _gpu_text(advice: Advice, engine: Engine, seconds: float) -> str:
+    """Return a time that an engine saves as that of its accelerators.
+
+    Over the trace, and per day at its rate if it has times.
+    """
+    of_all, span = seconds * engine.workers, advice.facts.seconds
+    text = f"{duration_text(of_all)} of GPU time over the trace"
+    if span < LEAST_SECONDS:
+        return text
+    return f"{text}, {duration_text(of_all / span * SECONDS_PER_DAY)} a day at its rate"
+
+
 def best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
     """Return the policy that saves most time, and its balance."""
     balances = {p: balance(advice.setup, advice.of(p), engine) for p in advice.setup.policies}
@@ -57,15 +91,11 @@ def best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
     return best, balances[best]
 
 
-def _does_not_pay(advice: Advice) -> str:
-    text = f"Offloading does not pay: with {bytes_text(advice.setup.memory)}"
-    engine = advice.setup.rates
-    if engine is None:
-        return f"{text} no policy saves more prefill than moving the blocks takes."
+def _does_not_pay(advice: Advice, engine: Engine) -> str:
     best, found = best_balance(advice, engine)
     return (
-        f"{text} on {engine.name} no policy saves more prefill than moving the blocks takes; "
-        f"{best}, the best, saves {duration_text(found.prefill_seconds)} and takes "
+        f"Offloading does not pay: with {bytes_text(advice.setup.memory)} on {engine.name} "
+        f"{DOES_NOT_PAY}; {best}, the best, saves {duration_text(found.prefill_seconds)} and takes "
         f"{duration_text(found.moving_seconds)}. So no policy is recommended."
     )
 
@@ -81,12 +111,10 @@ def _of_fleet(advice: Advice) -> str:
 
     text = f"Offloading does not pay: without offloading {engines} {saved}"
     if case.offloads:
-        behind = "" if case.tier is None else f" and {tier_text(case.tier)}"
-        each = f"{case.policy} in {each_text(case.memory)}{behind}"
+        each = deployed_text(case)
         text = f"Take {engines} with {each}: it {saved}"
         if setup.engine is not None and setup.rate is not None and none is not None:
-            seconds = gained(none) * result.tokens / setup.rate
-            time = gpu_text(seconds, setup.engine, advice.facts.seconds)
+            time = _gpu_text(advice, setup.engine, gained(none) * result.tokens / setup.rate)
             text = f"Offloading pays: {each}, {engines}, saves {time}. It {saved}"
     if by_turns is not None and case.router != ROUND_ROBIN:
         text += f", {_more(gained(by_turns))} than {ROUND_ROBIN}"
@@ -102,46 +130,31 @@ def _of_fleet(advice: Advice) -> str:
     return f"{text}."
 
 
-def _lopsided(result: Result) -> str:
-    """Return how much the busiest engine computes, if that is far from the mean."""
-    text = f" The busiest engine computes {result.imbalance:.2f} times the mean."
-    return text if result.imbalance > EVEN else ""
-
-
 def _more(difference: float) -> str:
     return f"{points(abs(difference))} {'more' if difference >= 0 else 'less'}"
 
 
-def side_by_side(advice: Advice, alone: Advice, shares: Sequence[Advice] = ()) -> str:
-    """Return the answers with and without a cache on the accelerator, and what decides."""
-    engine = advice.setup.rates
-    device = bytes_text(advice.setup.device_memory)
-    if advice.setup.device_is_assumed:
+def side_by_side(subject: Subject) -> str:
+    """Return the answers by the cache on the accelerator, and how to measure that."""
+    advice, setup, found = subject.advice, subject.setup, subject.by_device_memory()
+    engine, device = setup.rates, bytes_text(setup.device_memory)
+    if setup.device_is_assumed:
         device = f"an assumed {device}"
     where = f" on {engine.name}" if engine is not None and engine.accelerator else ""
-    return (
-        f"Behind {device} of prefix cache{where}, which serves "
-        f"{percent_text(advice.device_hit_ratio)} of the {advice.setup.counted} first: "
-        f"{_short(advice)}. Without that cache: {_short(alone)}. "
-        f"{_what_decides([alone, *shares, advice])}"
-    )
-
-
-def _what_decides(found: Sequence[Advice]) -> str:
-    """Return how the recommendation depends on the accelerator's cache, and how to measure that."""
     verdicts: dict[str, list[str]] = {}
     for one in found:
         size = one.setup.device_memory
         verdicts.setdefault(verdict(one), []).append(bytes_text(size) if size else "no cache")
-    if len(verdicts) == 1:
-        text = "The recommendation is the same for all compared sizes of that cache"
-    else:
+    text = "The recommendation is the same for all compared sizes of that cache"
+    if len(verdicts) > 1:
         each = (f"{name} with {', '.join(sizes)}" for name, sizes in verdicts.items())
         text = f"The recommendation depends on the size of that cache: {'; '.join(each)}"
     whole = bytes_text(max(one.setup.device_memory for one in found))
     return (
-        f"{text}. Running requests share that memory. Give --device-memory what they leave under "
-        f"load: {whole} × (1 - vllm:kv_cache_usage_perc)."
+        f"Behind {device} of prefix cache{where}, which serves "
+        f"{percent_text(advice.device_hit_ratio)} of the {setup.counted} first: {_short(advice)}. "
+        f"Without that cache: {_short(found[0])}. {text}. Running requests share that memory. Give "
+        f"--device-memory what they leave under load: {whole} × (1 - vllm:kv_cache_usage_perc)."
     )
 
 

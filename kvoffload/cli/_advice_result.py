@@ -14,12 +14,14 @@ from kvoffload.advise.answer import column
 from kvoffload.advise.configuration import python_text, vllm_arguments
 from kvoffload.advise.details import Details
 from kvoffload.advise.economy import Engine, balance
+from kvoffload.advise.findings import findings
 from kvoffload.advise.remarks import NOT_MODELLED, remarks
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.setup import Case
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.tables import tables
 from kvoffload.advise.units import bytes_text
+from kvoffload.advise.verdicts import DOES_NOT_PAY, headline
 from kvoffload.advise.wording import tier_text
 from kvoffload.replay import Result
 
@@ -58,8 +60,8 @@ def _engine_object(subject: Subject) -> dict[str, object]:
         asdict(cell) | {"interval": or_none(cell.interval)} for cell in subject.retentions
     ]
     return {
-        **{name: count for name, count in asdict(facts).items() if name != "asked_tokens"},
-        "asked": facts.asked_tokens // setup.chunks.hit_unit,
+        **asdict(facts),
+        "asked": advice.vllm_default.asked,
         "full_blocks": setup.full_blocks,
         "model": None if subject.model is None else subject.model.name,
         "token_bytes": setup.token_bytes if is_plain else None,
@@ -73,9 +75,9 @@ def _engine_object(subject: Subject) -> dict[str, object]:
         "device_memory_assumed": setup.device_is_assumed,
         "device_hit_ratio": advice.device_hit_ratio,
         **_recommendation(advice),
-        "findings": [asdict(finding) for finding in subject.findings()],
+        "findings": [asdict(finding) for finding in findings(subject)],
         "configuration": configuration,
-        "headline": subject.headline(),
+        "headline": headline(subject),
         "engine": _engine(setup.rates),
         "unbounded_hit_ratio": advice.unbounded,
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
@@ -110,7 +112,7 @@ def _recommendation(advice: Advice) -> dict[str, object]:
     """Return whether offloading pays, the recommended policy, or why there is none."""
     objections = [*advice.objections]
     if advice.pays is False:
-        objections.append("no policy saves more prefill than moving the blocks takes")
+        objections.append(DOES_NOT_PAY)
     return {
         "pays": "unknown" if advice.pays is None else advice.pays,
         "recommendation": advice.policy,
@@ -120,17 +122,11 @@ def _recommendation(advice: Advice) -> dict[str, object]:
 
 def _details(details: Details) -> dict[str, object]:
     """Return the details; of a disk's counts, its hits and what was written."""
-    cells = [
-        {
-            **{
-                field.name: getattr(cell, field.name)
-                for field in fields(cell)
-                if field.name != "counts"
-            },
-            "counts": {name: getattr(cell.counts, name) for name in OF_DISK},
-        }
-        for cell in details.disk_cells
-    ]
+    cells = []
+    for cell in details.disk_cells:
+        names = [field.name for field in fields(cell) if field.name != "counts"]
+        counts = {name: getattr(cell.counts, name) for name in OF_DISK}
+        cells.append({name: getattr(cell, name) for name in names} | {"counts": counts})
     return {**asdict(replace(details, disk_cells=[])), "disk_cells": cells}
 
 
@@ -174,16 +170,13 @@ def _result(advice: Advice, result: Result) -> dict[str, object]:
 
     Slots loaded are there only with groups, and hit ratios apart only if some sessions lie.
     """
-    rates, engine = advice.rates(result), advice.setup.rates
+    engine = advice.setup.rates
     found: dict[str, object] = {
         "hit_ratio": result.hit_ratio,
         "saved_tokens": result.offloaded_tokens,
         "stored": result.stored,
         "stored_per_hit": advice.stored_per_hit(result),
-        "store_rate": rates.store,
-        "load_rate": rates.load,
-        "busiest_store_rate": rates.busiest_store,
-        "busiest_load_rate": rates.busiest_load,
+        **{f"{name}_rate": rate for name, rate in advice.rates(result)._asdict().items()},
     }
     if not advice.setup.chunks.is_plain:
         found["loaded"] = result.loaded
@@ -224,9 +217,9 @@ def _fleet_object(subject: Subject) -> dict[str, object]:
         "recommendation": None if advice.objections else _case(advice, case),
         "best": _case(advice, advice.best),
         "objections": list(advice.objections),
-        "headline": subject.headline(),
-        "findings": [asdict(finding) for finding in subject.findings()],
-        "configuration": {"vllm": arguments} if subject.is_recommended else None,
+        "headline": headline(subject),
+        "findings": [asdict(finding) for finding in findings(subject)],
+        "configuration": {"vllm": arguments} if advice.policy is not None else None,
         **_since(subject),
         "not_modelled": NOT_MODELLED,
         "results": [
@@ -258,7 +251,7 @@ def _case(advice: Advice, case: Case) -> dict[str, Any]:
 
 def print_answer(answer: Subject) -> None:
     """Print the verdict, the tables, the findings, the remarks, and what to paste."""
-    print_prose(answer.headline())
+    print_prose(headline(answer))
     above = [answer.name, answer.trace_text(), answer.memory_text()]
     for table in tables(answer):
         click.echo()
@@ -267,7 +260,7 @@ def print_answer(answer: Subject) -> None:
         leading = [column(table.name, rows, numeric=False)]
         print_tables([*above, table.title], leading, table.groups)
         above = []
-    for finding in answer.findings():
+    for finding in findings(answer):
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
     click.echo()

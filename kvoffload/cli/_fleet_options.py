@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from kvoffload._sizes import parse_size
-from kvoffload.advise.setup import Prices
+from kvoffload.advise.choice import Prices
 from kvoffload.errors import describe
 from kvoffload.replay import Configuration, DecodedTrace
 from kvoffload.replay.arrivals import NONE

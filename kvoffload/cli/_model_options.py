@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 import click
 
 from kvoffload.advise import model_shape
-from kvoffload.advise.model_shape import DTYPE_BYTES, ModelShape
+from kvoffload.advise.model_groups import DTYPE_BYTES
+from kvoffload.advise.model_shape import ModelShape
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe

@@ -14,12 +14,12 @@ from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.advice import DEVICE_SHARES
-from kvoffload.advise.choice import POLICIES
+from kvoffload.advise.choice import POLICIES, Prices
 from kvoffload.advise.comparison import Comparison, compared_advice, read_advice
 from kvoffload.advise.knee import Knee, find_knee, knee_configurations
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import compared, retentions
-from kvoffload.advise.setup import STACK_ROUTERS, FleetTier, Prices
+from kvoffload.advise.setup import STACK_ROUTERS, FleetTier
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe

@@ -30,7 +30,7 @@ def subject(requests=300, memory=MEMORY, name="chats.jsonl", **more):
     setup = Setup(memory=memory, block_tokens=512, token_bytes=2048, engine=engine, **more)
     found, alone, more = replays(requests, setup)
     command = f"kvoffload advise {name}"
-    return Subject(name, found, None, "bfloat16", command, alone=alone, details=more)
+    return Subject(found, name, command=command, alone=alone, details=more)
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def hostile_page():
 
 
 def fleet_subject(name="chats.jsonl", **more):
-    return Subject(name, fleets(), None, "bfloat16", f"kvoffload advise {name}", **more)
+    return Subject(fleets(), name, command=f"kvoffload advise {name}", **more)
 
 
 @functools.cache

@@ -70,8 +70,8 @@ def test_the_named_policies_are_the_ones_to_choose_from():
     assert choose(steady(hit_density=300, arc=301)).policy == "hit-density"
     assert choose(steady(lru=300, arc=303)).policy == "arc"
     three = steady(lru=300, hit_density=320, arc=310)
-    assert choose(three, among=("lru", "arc")).policy == "arc"
-    choice = choose(three, among=("lru",))
+    assert choose(three, paying=("lru", "arc")).policy == "arc"
+    choice = choose(three, paying=("lru",))
     assert (choice.policy, choice.best, choice.candidates) == ("lru", "lru", ("lru",))
     assert choice.behind == {
         "lru": 0,
@@ -133,9 +133,11 @@ def of_fleet(saved, p95=1.0, of_parts=None):
 
 def chosen_of(*fleets, prices=None):
     """Return the changes of the fleet that is chosen among several, each with its result."""
-    changes = {replace(FLEET, **change): change for change, _ in fleets}
-    results = {replace(FLEET, **change): found for change, found in fleets}
-    return changes[choose_fleet(results, prices)]
+    results = {
+        index: replace(found, configuration=replace(FLEET, **change))
+        for index, (change, found) in enumerate(fleets)
+    }
+    return fleets[choose_fleet(results, prices)][0]
 
 
 def test_the_smallest_fleet_within_a_point_of_the_best_is_enough():

@@ -7,10 +7,11 @@ import pytest
 
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
 from kvoffload.advise.details import POINTS
-from kvoffload.advise.findings import findings
 from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import stack_distances
 from kvoffload.traces import Request, Workload
+
+from .said import said
 
 pytestmark = pytest.mark.fast
 
@@ -66,17 +67,6 @@ def test_reuse_distances_are_those_of_a_stack(seed):
     assert distances.tolist() == stack(trace.blocks.tolist())
 
 
-def test_an_lru_cache_hits_what_is_reused_within_it():
-    """Of single blocks, where no prefix matters."""
-    rng = np.random.default_rng(5)
-    rows = [Request(n, 0, 0, (int(b),)) for n, b in enumerate(rng.zipf(1.3, 3000) % 500)]
-    trace = DecodedTrace.of(rows)
-    distances, _ = stack_distances(trace)
-    for capacity in (1, 10, 100):
-        counts = replay(trace, Configuration(policy="lru", host=capacity))
-        assert counts.hits == int((distances < capacity).sum())
-
-
 def test_of_a_long_trace_a_sample_is_looked_at():
     trace = DecodedTrace.of(Workload(2000))
     exact, _ = stack_distances(trace)
@@ -95,16 +85,6 @@ def test_what_is_written_to_the_disk_is_reported_per_day(found):
         assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
         assert cell.alone == advice.of(cell.host_policy, cell.memory).hit_ratio
         assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
-    titles = [finding.title for finding in findings(advice, details=closer)]
-    assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]
-
-
-def test_without_times_blocks_written_are_reported():
-    recorded = RecordedTrace.of(dataclasses.replace(r, timestamp=0) for r in WORKLOAD)
-    advice = advise(recorded, SETUP)
-    closer = details(recorded, advice, Disk(1000 * MIB, ("lru",)))
-    assert closer.disk_cells[0].bytes_per_day is None
-    assert " blocks written" in findings(advice, details=closer)[-1].text
 
 
 def test_a_trace_of_nothing_is_no_trouble():
@@ -116,21 +96,8 @@ def test_a_trace_of_nothing_is_no_trouble():
 
 
 def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
+    """Beside one that is of use, it is not named for writing fewest."""
     advice, closer = found
-    useful = findings(advice, details=closer)[-1].text
-    assert "both hit" in useful
-    assert "hardly any" not in useful
-    nothing = details(RecordedTrace.of(WORKLOAD), advice, Disk(MIB, ("lru", "hit-density")))
-    assert all(
-        abs(cell.counts.hit_ratio - advice.of(cell.host_policy).hit_ratio) < 0.005
-        for cell in nothing.disk_cells
-        if cell.memory == SETUP.memory
-    )
-    text = findings(advice, details=nothing)[-1].text
-    assert "adds hardly any hits: both hit" in text
-    assert "host memory on its own" in text
-    assert "fewest" not in text
-    # Beside a disk that is of use, one that adds nothing is not named for writing fewest.
     idle = []
     for cell in closer.disk_cells:
         if cell.policy == "hit-density":
@@ -140,7 +107,7 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
             )
             cell = dataclasses.replace(cell, counts=counts)
         idle.append(cell)
-    text = findings(advice, details=dataclasses.replace(closer, disk_cells=idle))[-1].text
+    text = said(advice, details=dataclasses.replace(closer, disk_cells=idle))["Disk"]
     assert "both hit" in text
     assert "hit-density behind" not in text
 

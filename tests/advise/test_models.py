@@ -36,20 +36,6 @@ def test_every_model_has_layers_with_attention_and_a_source(name):
     assert shape.source.startswith("https://huggingface.co/")
 
 
-HALVED = [
-    name
-    for name in model_names()
-    if not any(one.state or one.index_bytes for one in model_shape(name).kinds)
-]
-"""Models of which all that is kept has the type of the cache."""
-
-
-@pytest.mark.parametrize("name", HALVED)
-def test_a_token_takes_half_the_bytes_in_fp8(name):
-    shape = model_shape(name)
-    assert shape.bytes_per_token("fp8") * 2 == shape.bytes_per_token("float16")
-
-
 def test_a_head_is_divided_among_workers_until_each_has_one_and_is_then_copied():
     shape = model_shape("qwen3-30b-a3b")  # four KV heads
     one = shape.bytes_per_token()

@@ -12,11 +12,12 @@ import pytest
 pytest.importorskip("jinja2", reason="the report needs the report extra")
 pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 
+from kvoffload.advise import chart
 from kvoffload.advise.answer import column
 from kvoffload.advise.choice import POLICIES
-from kvoffload.advise.knee import Knee
+from kvoffload.advise.knee import Knee, Rung
 from kvoffload.advise.report import report_html, write_report
-from kvoffload.advise.tables import curves, heats, routers
+from kvoffload.advise.tables import heats, routers
 from kvoffload.advise.units import percent_text
 from kvoffload.errors import MissingExtraError
 from kvoffload.policies import registry
@@ -122,8 +123,8 @@ def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
     assert text.count(' enough"') == 1
     for router in routers(subject.advice):
         assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
-    for heat in heats(subject.advice):
-        for results in heat.rows.values():
+    for rows in heats(subject.advice).values():
+        for results in rows.values():
             assert len(results) == 5
             for result in results:
                 assert percent_text(result.saved) in text
@@ -157,26 +158,28 @@ def test_the_chart_names_every_policy_and_memory_in_each_size_and_scheme(request
     narrow = "(max-width: 640px)"
     dark = "(prefers-color-scheme: dark)"
     assert set(found) == {None, dark, narrow, f"{dark} and {narrow}"}
-    for condition, (chart, *_) in found.items():
-        assert {*POLICIES, "belady", "infinite"} <= chart
+    for condition, (drawn, *_) in found.items():
+        assert {*POLICIES, "belady", "infinite"} <= drawn
         sizes = {"100 MiB", "200 MiB", "asked for", "400 MiB", "800 MiB"}
         if condition is not None and narrow in condition:
             sizes = {part for size in sizes for part in (size.split() if "MiB" in size else [size])}
-        assert sizes <= chart
+        assert sizes <= drawn
     assert [len(some) for some in found.values()].count(3) == 2  # details are drawn in one size
 
 
-def test_a_fleet_has_a_chart_with_a_line_per_router():
-    subject = fleet_subject()
+def test_a_fleet_has_a_chart_with_a_line_per_router(monkeypatch):
+    advice = fleet_subject().advice
     found = pictures(fleet_page())
-    assert {*routers(subject.advice), "enough"} <= found[None][0]
-    drawn = curves(subject)
-    for line, (router, results) in zip(
-        drawn.lines, next(heats(subject.advice)).rows.items(), strict=True
-    ):
+    assert {*routers(advice), "enough"} <= found[None][0]
+    drawn = []
+    monkeypatch.setattr(chart, "draw_lines", lambda _, lines, *__, **___: drawn.append(lines))
+    chart.over_memory(fleet_subject())
+    rows = next(iter(heats(advice).values()))
+    for line, (router, results) in zip(drawn[0], rows.items(), strict=True):
         assert line.name == router
-        assert line.shares == [None if one is None else one.saved for one in results]
-    assert drawn.chosen == subject.advice.case.router
+        shares = dict(zip(line.x, line.y, strict=True))
+        assert [shares.get(place) for place in range(5)] == [one and one.saved for one in results]
+        assert ("linewidth" in line.more) == (router == advice.case.router)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -215,9 +218,10 @@ def test_no_line_ends_within_an_option(make):
 
 
 def test_a_memory_for_which_nobody_asked_is_not_said_to_be():
-    knee = Knee(1, 1, 1, is_shown=False, curve=())
-    assert curves(subject()).marked == "asked for"
-    assert curves(replace(subject(), knee=knee)).marked == "advised on"
+    knee = Knee(1, 1, 1, is_shown=False, curve=(Rung(1, "lru", 0.0, 0.0, 0.0),))
+    said = pictures(report_html(replace(subject(), knee=knee)))[None][0]
+    assert "advised on" in said
+    assert "asked for" not in said
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

@@ -4,32 +4,19 @@ The trace is Mooncake's conversation trace; ``KVOFFLOAD_TRACES`` names the folde
 """
 
 import doctest
+import gzip
 import os
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("click", reason="the command needs the cli extra")
 
-from kvoffload.advise import (
-    RecordedTrace,
-    Setup,
-    accelerator,
-    advise,
-    details,
-    engine_of,
-    model_shape,
-)
+from kvoffload.advise import accelerator, model_shape
 from kvoffload.advise.accelerators import accelerator_names
-from kvoffload.advise.advice import DEVICE_SHARES
-from kvoffload.advise.subject import Subject
-from kvoffload.cli._advice_result import print_answer
-from kvoffload.policies import registry
-from kvoffload.replay import Selection
-from kvoffload.traces import Trace
+from kvoffload.cli import main
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
@@ -54,65 +41,19 @@ def matches(shown, printed):
     return checker.check_output(*both, doctest.ELLIPSIS)
 
 
-def shown_policies(shown):
-    """Return the policies in a page's table: one that was added later has no row there yet."""
-    rows = set(re.findall(r"^(?!none )([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE))
-    assert {"lru", "hit-density", "belady", "infinite"} <= rows
-    assert rows <= {*registry.names(), "belady", "infinite"}
-    return tuple(name for name in registry.names() if name in rows)
-
-
 @needs_trace
 @pytest.mark.thorough
-def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "page", ["docs/tutorial/from-trace-to-configuration.md", "docs/how-to/tiers.md"]
+)
+def test_a_page_shows_what_is_printed(capsys, monkeypatch, tmp_path, page):
+    text = (ROOT / page).read_text(encoding="utf-8").replace(" \\\n", "")
+    (tmp_path / "conversation_trace.jsonl").write_bytes(gzip.decompress(TRACE.read_bytes()))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    text = (ROOT / "docs/tutorial/from-trace-to-configuration.md").read_text(encoding="utf-8")
-    command = "$ kvoffload advise conversation_trace.jsonl --model llama-3.1-70b --capacity 1TiB\n"
-    shown = text.partition(command)[2].partition("\n```\n")[0]
-    model = model_shape("llama-3.1-70b")
-    engine = engine_of(model, accelerator("h100"))
-    alone = Setup(
-        2**40,
-        512,
-        model.bytes_per_token(),
-        full_blocks=True,
-        engine=engine,
-    )
-    recorded = RecordedTrace.of(Selection(Trace(TRACE), full_block_tokens=512))
-    behind = replace(alone, device_memory=engine.device_memory, device_is_assumed=True)
-    advice = advise(recorded, behind, jobs=2)
-    shares = tuple(
-        advise(recorded, replace(behind, device_memory=int(engine.device_memory * share)), jobs=2)
-        for share in DEVICE_SHARES
-    )
-    subject = Subject(
-        "conversation_trace.jsonl", advice, model, "bfloat16", "",
-        alone=advise(recorded, alone, jobs=2), details=details(recorded, advice), shares=shares,
-    )  # fmt: skip
-    print_answer(subject)
-    assert len(words(shown)) > 200
-    assert matches(shown, capsys.readouterr().out)
-
-
-@needs_trace
-def test_the_size_of_a_disk_is_what_is_printed(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    text = (ROOT / "docs/how-to/tiers.md").read_text(encoding="utf-8")
-    command = "--capacity 1TiB --device-memory 512GiB\n"
-    shown = text.partition(command)[2].partition("\n```\n")[0]
-    model = model_shape("llama-3.1-70b")
-    engine = engine_of(model, accelerator("h100"))
-    setup = Setup(
-        2**40,
-        512,
-        model.bytes_per_token(),
-        full_blocks=True,
-        device_memory=2**39,
-        engine=engine,
-        policies=shown_policies(shown),
-    )
-    advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
-    print_answer(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
+    console = text.partition("$ kvoffload advise ")[2].partition("\n```\n")[0]
+    options, _, shown = console.partition("\n")
+    assert main(["advise", *options.split(), "--quiet", "--jobs=2"]) == 0
     assert len(words(shown)) > 80
     assert matches(shown, capsys.readouterr().out)
 

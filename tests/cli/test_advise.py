@@ -30,28 +30,11 @@ def trace(tmp_path):
     return path
 
 
-def test_it_prints_table_recommendation_and_configuration(kvoffload, trace):
-    done = kvoffload("advise", trace, *SIZE)
-    assert (done.code, done.err) == (0, "")
-    shown = {policy for policy in registry.names() if f"\n{policy} " in done.out}
-    assert shown == {"lru", "hit-density"}
-    assert "hit ratio" in done.out
-    assert "100 MiB" in done.out
-    assert "800 MiB" in done.out
-    assert done.out.startswith("Take ")
-    assert "\nMore memory: Doubling it to 400 MiB buys " in done.out
-    assert "num_blocks=200" in done.out
-    python = done.out.partition("\nPython:\n\n")[2]
+def test_the_python_that_is_printed_makes_the_manager(kvoffload, trace):
+    python = kvoffload("advise", trace, *SIZE).out.partition("\nPython:\n\n")[2]
     made = {}
     exec(compile("\n".join(line[4:] for line in python.splitlines()), "pasted", "exec"), made)
     assert made["manager"].block_size == 512
-    vllm = json.loads(done.out.partition("--kv-transfer-config:\n\n")[2].partition("\nPython:")[0])
-    extra = vllm["kv_connector_extra_config"]
-    assert extra["cpu_bytes_to_use"] == 200 * 2**20
-    assert extra["spec_name"] == "KVOffloadSpec"
-    assert extra["spec_module_path"] == "kvoffload.integrations.vllm"
-    assert extra["block_size"] == 512
-    assert extra["eviction_policy"] in registry.names()
 
 
 def test_json_is_one_object(kvoffload, trace):
@@ -70,28 +53,22 @@ def test_json_is_one_object(kvoffload, trace):
     assert vllm["eviction_policy"] == whole["recommendation"]
 
 
-def test_json_and_text_agree_on_whether_it_pays(kvoffload, trace, tmp_path):
+def test_json_and_the_page_say_whether_it_pays(kvoffload, trace, tmp_path):
     def found(*options):
-        text = kvoffload("advise", trace, *SIZE, *options).out
-        return json.loads(kvoffload("advise", trace, *SIZE, *options, "--json").out), text
+        return json.loads(kvoffload("advise", trace, *SIZE, *options, "--json").out)
 
-    unknown, text = found()
+    unknown = found()
     assert unknown["pays"] == "unknown"
     assert unknown["recommendation"] in registry.names()
     rates = ("--link-bandwidth", "1MiB", "--prefill-tokens-per-second")
-    pays, text = found(*rates, "100")
-    assert text.startswith("Offloading pays: ")
+    pays = found(*rates, "100")
     assert pays["pays"] is True
     assert pays["recommendation"] in registry.names()
     assert pays["configuration"] is not None
-    loses, text = found(*rates, "1e6")
+    loses = found(*rates, "1e6")
     assert loses["pays"] is False
     assert (loses["recommendation"], loses["configuration"]) == (None, None)
     assert loses["objections"] == ["no policy saves more prefill than moving the blocks takes"]
-    assert text.startswith("Offloading does not pay: ")
-    assert "Take " not in text
-    assert "vLLM, --kv-transfer-config" not in text
-    assert " *" not in text  # no policy is marked
     report = tmp_path / "advice.html"
     kvoffload("advise", trace, *SIZE, *rates, "1e6", "--report", report)
     page = report.read_text(encoding="utf-8")
@@ -112,10 +89,6 @@ def test_what_the_assumed_cache_of_the_accelerator_serves_is_named_with_its_opti
     assert (found["recommendation"], found["pays"]) == (None, "unknown")
     assert (found["device_memory_assumed"], found["device_hit_ratio"]) == (True, 0.5)
     assert found["unbounded_hit_ratio"] == 0
-    words = " ".join(kvoffload(*arguments).out.split())
-    assert "assumed to have 53.6 GiB, serves 50.0 % of the blocks itself" in words
-    assert "Accelerator: Behind an assumed 53.6 GiB of prefix cache" in words
-    assert "--device-memory sets another size" in words
     report = tmp_path / "advice.html"
     kvoffload(*arguments, "--report", report)
     page = report.read_text(encoding="utf-8").replace("\u00a0", " ")
@@ -132,15 +105,6 @@ def test_a_model_gives_the_bytes(kvoffload, trace):
     assert whole["model"] == "deepseek-v3"
     assert whole["token_bytes"] == model_shape("deepseek-v3").bytes_per_token("fp8")
     assert whole["memories"][1]["capacity"] == 8 * 2**30 // (512 * whole["token_bytes"])
-
-
-def test_a_model_of_unknown_parameters_says_what_it_lacks(kvoffload, trace):
-    arguments = ("advise", trace, "--capacity", "1GB", "--policy", "lru", "--accelerator", "h200")
-    said = "The parameters of deepseek-v3.2 are not known, so neither its prefill nor"
-    assert said in " ".join(kvoffload(*arguments, "--model", "deepseek-v3.2").out.split())
-    measured = ("--model", "deepseek-v3.2", "--prefill-tokens-per-second", "9000")
-    assert "The parameters of" not in " ".join(kvoffload(*arguments, *measured).out.split())
-    assert "The parameters of" not in kvoffload(*arguments, "--model", "qwen3-8b").out
 
 
 def test_blocks_filled_in_part_are_left_out_where_the_lengths_say_which(kvoffload, trace, tmp_path):
@@ -169,11 +133,6 @@ def test_a_share_is_one_of_the_blocks_that_are_counted(kvoffload, trace):
 def test_a_trace_that_does_not_suffice_is_no_error(kvoffload, tmp_path):
     path = tmp_path / "short.jsonl"
     write_trace([Request(n, 512, 1, (1,)) for n in range(20)], path)
-    done = kvoffload("advise", path, *SIZE)
-    assert (done.code, done.err) == (0, "")
-    assert "No recommendation: the trace is too short: 20 requests" in done.out
-    assert "Python" not in done.out
-    assert "vLLM" not in done.out
     whole = json.loads(kvoffload("advise", path, *SIZE, "--json").out)
     assert (whole["recommendation"], whole["configuration"]) == (None, None)
     assert len(whole["objections"]) == 2

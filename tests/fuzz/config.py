@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.advise import model_config, model_fields, model_shape, model_states
-from kvoffload.advise.model_shape import DTYPE_BYTES, ModelShape
+from kvoffload.advise.model_groups import DTYPE_BYTES
+from kvoffload.advise.model_shape import ModelShape
 
 from .scratch import scratch
 
