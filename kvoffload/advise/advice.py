@@ -99,7 +99,7 @@ class Advice:
     reuse : float
         The same without an accelerator's cache in front.
     objections : list of str
-        Why the trace does not suffice for a recommendation; empty if it does.
+        Why nothing is recommended, such as a trace that is too short; empty otherwise.
     choices : mapping of int to Choice
         The choice of a policy in each memory of one engine, whether or not the trace suffices.
     ceilings : mapping of int to float or None
@@ -441,7 +441,7 @@ def _on_device(result: Result) -> float:
 
 
 def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: float) -> list[str]:
-    """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
+    """Return why nothing is recommended: few requests, no reuse, a memory it never fills, no hit."""
     if not facts.requests:
         return ["the trace has no requests"]
     found = []
@@ -483,5 +483,10 @@ def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: 
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "
             f"{way_out[0].upper()}{way_out[1:]}"
+        )
+    elif asked and setup.rates is None and not any(rows[case].host_tokens for case in asked):
+        found.append(
+            f"no policy hits anything with {bytes_text(setup.memory)}; a cache without bounds would "
+            f"hit {percent_text(ideal)} of the {setup.counted}"
         )
     return found

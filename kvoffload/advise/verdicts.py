@@ -104,7 +104,9 @@ def _of_fleet(advice: Advice) -> str:
     case, setup, result = advice.case, advice.setup, advice.result
     engines = f"{case.router} in front of {setup.engines:,} engines"
     saved = f"saves {percent_text(saving(result))} of the {setup.saved}"
-    none, by_turns = advice.like(memory=0), advice.like(router=ROUND_ROBIN)
+    # A router that sees a tier was not compared without one.
+    none = advice.like(memory=0) or advice.like(memory=0, router=ROUND_ROBIN)
+    by_turns = advice.like(router=ROUND_ROBIN)
 
     def gained(other: Result) -> float:
         return saving(result) - saving(other)
