@@ -441,7 +441,7 @@ def _on_device(result: Result) -> float:
 
 
 def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: float) -> list[str]:
-    """Return why nothing is recommended: few requests, no reuse, a memory it never fills, no hit."""
+    """Return why nothing is recommended: few requests, no reuse, no early eviction, no hits."""
     if not facts.requests:
         return ["the trace has no requests"]
     found = []
@@ -486,7 +486,7 @@ def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: 
         )
     elif asked and setup.rates is None and not any(rows[case].host_tokens for case in asked):
         found.append(
-            f"no policy hits anything with {bytes_text(setup.memory)}; a cache without bounds would "
-            f"hit {percent_text(ideal)} of the {setup.counted}"
+            f"no policy hits anything with {bytes_text(setup.memory)}; a cache without bounds "
+            f"would hit {percent_text(ideal)} of the {setup.counted}"
         )
     return found

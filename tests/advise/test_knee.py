@@ -40,7 +40,7 @@ def test_of_prompts_in_turn_the_knee_is_the_first_size_that_holds_them_all():
 
 
 def test_a_memory_that_the_trace_does_not_fill_is_never_chosen():
-    """Advice would be refused there: the largest memory that evicts early is taken."""
+    """The largest memory that evicts early is taken."""
     prompts = [tuple(range(4 * n, 4 * n + 4)) for n in range(50)]
     recorded = RecordedTrace.of(Request(n, 2048, 1, prompts[n % 50]) for n in range(1000))
     found = find_knee(recorded, setup(policies=("lru",)))
@@ -48,7 +48,8 @@ def test_a_memory_that_the_trace_does_not_fill_is_never_chosen():
     assert (found.rung.hit_ratio, found.rung.gain) == (0, 0.95)
     for size in range(1, 4):
         asked = setup(policies=("lru",), memory=size * found.memory // 2)
-        assert (advise(recorded, asked).policy is None) == (size > 2)
+        (objection,) = advise(recorded, asked).objections
+        assert ("too short for this memory" in objection) == (size > 2)
     assert "the trace does not show the knee" in capacity_text(found, setup())
 
 

@@ -90,6 +90,7 @@ LINK = "--link-bandwidth=100MB --prefill-tokens-per-second"
 SLOW = f"{FOUR} {LINK}"
 NONE, DEVICE = "--device-memory=0", "--device-memory=1GiB"
 DISK = f"--disk=20GiB {DEVICE}"
+SEES_TIER = "--shared=1GiB --router=cost?sees=tier"
 PRICE = "--price=host=4,tier=0.1"
 FLEET = "--kv-bytes-per-token=65536 --engines"
 CASES = {
@@ -125,7 +126,7 @@ CASES = {
     "slots-behind": f"chats --model=gpt-oss-20b --capacity=4GiB --retention=512 {DISK}",
     "liars": f"chats {MIB} --capacity=200MiB --hints=both --hints-liars=0.2",
     "engines": f"sessions {FLEET}=4 --capacity=40MiB {RATES} --shared=128MiB --disk=100MiB",
-    "sees-tier": f"sessions {FLEET}=2 --capacity=20MiB {RATES} --shared=1GiB --router=cost?sees=tier",
+    "sees-tier": f"sessions {FLEET}=2 --capacity=20MiB {RATES} {SEES_TIER}",
     "priced": f"sessions {FLEET}=4 --capacity=20MiB {RATES} --shared=200MiB {PRICE}",
     "no-rate": f"sessions {FLEET}=3 --capacity=20MiB --policy=lru,sieve --device-memory=10MiB",
     "waiting": f"waiting {FLEET}=2 --capacity=20MiB {RATES} --router=session,prefix",
