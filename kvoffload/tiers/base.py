@@ -42,21 +42,6 @@ from .region import Region
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "BlockIDs",
-    "Done",
-    "Health",
-    "Operation",
-    "State",
-    "Status",
-    "Tier",
-    "TierError",
-    "TierEvent",
-    "TierInUseError",
-    "TierInterruptedError",
-    "TierSpaceError",
-]
-
 Operation = Literal["query", "put", "get"]
 BlockIDs = Sequence[int] | npt.NDArray[np.integer]
 

@@ -11,8 +11,6 @@ from kvoffload.errors import describe
 from .generation import Generation
 from .options import BUILT_IN, split_url
 
-__all__ = ["Deleted", "delete_blocks"]
-
 
 class Deleted(NamedTuple):
     """What was deleted: blocks, and their bytes on the medium."""

@@ -21,8 +21,6 @@ from kvoffload.errors import describe
 
 from .metrics import write_line
 
-__all__ = ["Generation", "GenerationSource"]
-
 MAX_CHARACTERS = 64
 RANDOM_BYTES = 16
 NUMBER_BYTES = 8

@@ -12,8 +12,6 @@ from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, Histogram, Sample
 
 from .base import Status, TierEvent
 
-__all__ = ["Events", "TierMetrics", "write_line"]
-
 log = logging.getLogger("kvoffload.tiers")
 
 

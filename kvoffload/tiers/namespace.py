@@ -23,15 +23,6 @@ from kvoffload.errors import describe
 
 from .region import MAX_BLOCK_BYTES
 
-__all__ = [
-    "FINGERPRINT_BYTES",
-    "MAX_JSON_BYTES",
-    "Namespace",
-    "check_namespace",
-    "fields_of",
-    "weights_identity",
-]
-
 FINGERPRINT_BYTES = 16
 MAX_JSON_BYTES = 2**20
 """Most bytes of the JSON of others that are read."""

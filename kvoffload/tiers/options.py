@@ -23,17 +23,6 @@ from .base import Tier
 from .generation import Generation
 from .namespace import Namespace
 
-__all__ = [
-    "ENTRY_POINTS",
-    "MAX_QUEUED_BYTES",
-    "STAGING_BYTES",
-    "Readers",
-    "TierKeywords",
-    "TierOptions",
-    "open_tier",
-    "read_options",
-]
-
 ENTRY_POINTS = "kvoffload.tiers"
 STAGING_BYTES = 128 * 2**20
 """Default bytes of a tier's staging buffers."""

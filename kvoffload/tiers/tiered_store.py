@@ -56,8 +56,6 @@ from .region import Region
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Fetched", "TieredRequest", "TieredStore"]
-
 log = logging.getLogger("kvoffload.tiers")
 
 NO_BLOCKS = np.empty(0, np.int64)

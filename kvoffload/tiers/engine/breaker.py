@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Breaker"]
-
 FAILURES = 5
 """Failures in a row that open a breaker."""
 FIRST_PAUSE_S = 1.0

@@ -45,24 +45,6 @@ from kvoffload.tiers.region import Region
 if TYPE_CHECKING:
     from .jobs import Job, Jobs
 
-__all__ = [
-    "CHORE",
-    "DROP",
-    "ENDED",
-    "LATE",
-    "MOVING",
-    "QUERY",
-    "READ",
-    "SETTLED",
-    "TOUCH",
-    "WRITE",
-    "Block",
-    "Entry",
-    "Medium",
-    "Pool",
-    "Store",
-]
-
 READ = 0
 WRITE = 1
 QUERY = 2

@@ -29,8 +29,6 @@ from kvoffload.tiers.options import TierOptions
 from .breaker import Breaker
 from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Medium, Pool
 
-__all__ = ["QUERY_DEADLINE_S", "Job", "Jobs"]
-
 QUERY_DEADLINE_S = 0.1
 MAX_QUEUED_KEYS = 100_000
 """Most keys that the queries under way ask for together."""

@@ -44,16 +44,6 @@ from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 from .contract import Medium, Pool
 from .jobs import QUERY_DEADLINE_S, Job
 
-__all__ = [
-    "LONGEST_DEADLINE_S",
-    "TRANSFER_BYTES_PER_S",
-    "TRANSFER_DEADLINE_S",
-    "ComposedTier",
-    "check_deadline",
-    "check_region",
-    "check_timeout",
-]
-
 LONGEST_DEADLINE_S = 86_400.0
 TRANSFER_DEADLINE_S = 1.0
 TRANSFER_BYTES_PER_S = 50_000_000

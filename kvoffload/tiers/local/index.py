@@ -34,8 +34,6 @@ from kvoffload.tiers.engine.contract import Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.namespace import Namespace
 
-__all__ = ["Index", "check_num_slots", "make_manager"]
-
 OK = np.int8(Status.OK)
 HIT, ABSENT = int(State.HIT), int(State.MISS)
 

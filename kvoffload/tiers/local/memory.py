@@ -23,8 +23,6 @@ from .index import Index, check_num_slots, make_manager
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["MemoryTier"]
-
 
 class MemoryTier(ComposedTier):
     """A tier in a second region of memory.

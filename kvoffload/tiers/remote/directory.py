@@ -72,8 +72,6 @@ from .tier import RemoteTier
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DirectoryTier", "delete_blocks", "find_blocks"]
-
 PAGE_BYTES = 4096
 NAMESPACE = "namespace.json"
 RENEW_S = 3600.0

@@ -58,8 +58,6 @@ from .tier import RemoteTier
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ObjectTier", "delete_blocks"]
-
 SCHEMES = ("s3", "gs", "az")
 PROBES = 64
 BLOCKS_PER_CALL = 16

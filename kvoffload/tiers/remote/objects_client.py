@@ -32,8 +32,6 @@ from kvoffload.tiers.folder import above_streams
 
 from . import _objects_worker as worker
 
-__all__ = ["Answer", "ObjectsClient", "ObjectsClientError"]
-
 GRACE_S = 2.0
 """Seconds after a request's deadline for the process to report it."""
 START_S = 30.0

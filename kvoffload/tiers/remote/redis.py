@@ -47,8 +47,6 @@ from .tier import RemoteTier
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["RedisTier", "delete_blocks"]
-
 SLACK_BYTES = 2**16
 """Bytes of replies besides the blocks: a handshake, errors, numbers."""
 KEYS_PER_CALL = 1000

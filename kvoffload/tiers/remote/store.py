@@ -32,8 +32,6 @@ from kvoffload.tiers.seal import SEAL_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["VISIT_S", "ForeignNamespaceError", "RemoteStore", "pack_keys"]
-
 LEAST_S = 0.005
 """Minimum seconds for a call."""
 CHORE_S = 1.0

@@ -42,8 +42,6 @@ from kvoffload.tiers.folder import Folder, temporary_name
 from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.seal import DIGESTED_BYTES
 
-__all__ = ["FREE_SHARE", "LEASE_S", "Lease", "Sweeper"]
-
 FREE_SHARE = 16
 """A sweep that removes blocks leaves one part in this many of the capacity free."""
 TEMPORARY_S = 3600.0

@@ -36,8 +36,6 @@ from kvoffload.tiers.region import Region, staging_buffers
 
 from .store import RemoteStore, pack_keys
 
-__all__ = ["RemoteTier", "SharedMedium", "Verdicts"]
-
 OK = np.int8(Status.OK)
 HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 

@@ -42,16 +42,6 @@ from .layout import (
     record_offset,
 )
 
-__all__ = [
-    "SlabFiles",
-    "check_space",
-    "data_pieces",
-    "open_direct",
-    "read_header",
-    "read_seals",
-    "read_table",
-]
-
 SEALS_AT_ONCE = 2**12
 """Number of seals that `read_seals` reads at once: 256 KiB."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -33,8 +33,6 @@ from .layout import LOCK
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LockedFolder", "OpenFolder", "holder_of", "lock_shared"]
-
 READERS_S = 2.0
 """Seconds that `LockedFolder` waits for readers."""
 

@@ -27,8 +27,6 @@ from .layout import BLOCKS, FILES, NAMESPACE, TABLE, Header
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SlabFolder", "Verdict", "delete_blocks", "find_slabs", "remove_slab", "verify_slab"]
-
 _NAME_LENGTH = 2 * FINGERPRINT_BYTES
 _DIGITS = frozenset("0123456789abcdef")
 

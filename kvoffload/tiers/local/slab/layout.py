@@ -44,20 +44,6 @@ from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.region import MAX_BLOCK_BYTES, round_up
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
-__all__ = [
-    "BLOCKS",
-    "FILES",
-    "HEADER_BYTES",
-    "LOCK",
-    "NAMESPACE",
-    "NEW_NAMESPACE",
-    "NEW_TABLE",
-    "STAMP_BYTES",
-    "TABLE",
-    "Header",
-    "record_offset",
-]
-
 BLOCKS = "blocks.dat"
 TABLE = "slots.tbl"
 NAMESPACE = "namespace.json"

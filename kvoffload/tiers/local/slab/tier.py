@@ -56,8 +56,6 @@ from .layout import STAMP_BYTES, record_offset
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["FileTier"]
-
 STAMPS_PER_PAGE = 512
 STAMPS_EVERY_S = 1.0
 """Minimum seconds between writes of stamps: a killed process loses the uses since."""
