@@ -97,12 +97,9 @@ class GenerationSource:
         if name:
             raise ValueError(f"generation must not be given with generation_file, got {name!r}")
         self._path = Path(path)
-        self.first = self._read()
+        self.first = self._read(self._path)
 
-    def _read(self) -> str:
-        path = self._path
-        if path is None:
-            raise ValueError("there is no file")
+    def _read(self, path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         try:
@@ -119,7 +116,7 @@ class GenerationSource:
         name = None
         if self._path is not None:
             try:
-                name = self._read()
+                name = self._read(self._path)
             except (OSError, ValueError) as error:
                 write_line(logging.ERROR, "the generation could not be read: %s", error)
         if name is None:

@@ -132,6 +132,11 @@ def check_namespace(namespace: Any) -> Namespace:
     return namespace
 
 
+def is_hex(name: str, nbytes: int) -> bool:
+    """Return whether a name is that many bytes in hex, as the names of folders on media are."""
+    return len(name) == 2 * nbytes and not set(name) - set("0123456789abcdef")
+
+
 def fields_of(data: bytes | None) -> dict[str, Any]:
     """Return the fields in the JSON of a namespace on a medium; empty if it is none."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from kvoffload.tiers.native import require_extensions
 from kvoffload.tiers.options import TierOptions
 
 from .breaker import Breaker
-from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Medium, Pool
+from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Medium
 
 QUERY_DEADLINE_S = 0.1
 MAX_QUEUED_KEYS = 100_000
@@ -89,7 +90,7 @@ class Jobs:
         self.options = options
         self.generation = Generation.of(options.generation)
         self.block_bytes = block_bytes
-        self.pool: Pool | None = None  # once there is a region
+        self.pool: Any = None  # the threads, once there is a region
         self.reads = Breaker()  # whether the medium is asked
         self.writes = Breaker()
         self.metrics = TierMetrics()
@@ -141,7 +142,7 @@ class Jobs:
         job.keys, job.slots = keys, slots
         self.unsettled[job.job] = job
         self._queue(job, 1)
-        self._pool().submit(
+        self.require_pool().submit(
             job.job,
             _KINDS[job.op],
             keys,
@@ -159,14 +160,15 @@ class Jobs:
         """
         chore_id = self._new_id()
         self._chores[chore_id] = done
-        self._pool().chore(chore_id, kind, data)
+        self.require_pool().chore(chore_id, kind, data)
 
     def finish_at_once(self, job: Job) -> None:
         """End a job that needs no I/O."""
         self._finish(job)
-        self._pool().notify()
+        self.require_pool().notify()
 
-    def _pool(self) -> Pool:
+    def require_pool(self) -> Any:
+        """Return the threads; RuntimeError if there is no region."""
         if self.pool is None:
             raise RuntimeError(f"tier {self.options.name!r} has no region: call attach() first")
         return self.pool
@@ -182,7 +184,7 @@ class Jobs:
 
     def collect(self, medium: Medium) -> None:
         """Process the entries of the pool."""
-        entries = self._pool().poll()
+        entries = self.require_pool().poll()
         while entries:
             job, flags, statuses = entries.popleft()
             if flags & CHORE:

@@ -41,7 +41,7 @@ from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-from .contract import Medium, Pool
+from .contract import Medium
 from .jobs import QUERY_DEADLINE_S, Job
 
 LONGEST_DEADLINE_S = 86_400.0
@@ -101,16 +101,17 @@ class ComposedTier(Tier):
             "in the middle; close it and open it again"
         )
 
-    def _enter(self) -> Pool:
-        """Begin a call that needs a region."""
+    def _enter(self) -> Any:
+        """Begin a call that needs a region; return the threads."""
         self._require_ready()
-        pool = self._jobs.pool
-        if pool is None:
-            raise RuntimeError(f"tier {self.name!r} has no region: call attach() first")
-        return pool
+        return self._jobs.require_pool()
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Make a change; an exception during it leaves the tier interrupted."""
+        """Make a change, in a call that needs no region.
+
+        An exception during it leaves the tier interrupted.
+        """
+        self._require_ready()
         self._is_ready = False
         change(*arguments)
         self._is_ready = True
@@ -300,7 +301,8 @@ class ComposedTier(Tier):
         return self._jobs.take_done()
 
     def fileno(self) -> int:
-        return self._enter().fileno()
+        fd: int = self._enter().fileno()
+        return fd
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         timeout_s = check_timeout(timeout_s)
@@ -344,22 +346,17 @@ class ComposedTier(Tier):
         return states
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        self._require_ready()
         self._change(self._medium.touch, stored_keys(keys))
 
     def release(self, keys: Iterable[bytes]) -> None:
-        self._require_ready()
         self._change(self._medium.release, stored_keys(keys))
 
     def end_request(self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1) -> None:
-        self._require_ready()
         num_last = check_int("num_last", num_last, 0)
-        self._change(
-            self._medium.served_at_once, stored_keys(keys), set(stored_keys(own)), num_last
-        )
+        others = set(stored_keys(own))
+        self._change(self._medium.served_at_once, stored_keys(keys), others, num_last)
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        self._require_ready()
         self._change(self._medium.discard, stored_keys(keys))
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.namespace import Namespace
+
+Policy: TypeAlias = "str | type[CachePolicy] | CachePolicy"
 
 OK = np.int8(Status.OK)
 HIT, ABSENT = int(State.HIT), int(State.MISS)
@@ -50,9 +52,9 @@ class Index(Medium):
 
     notes_uses = False  # whether `used` does anything
 
-    def __init__(self, jobs: Jobs, namespace: Namespace, manager: Any, num_slots: int) -> None:
+    def __init__(self, jobs: Jobs, namespace: Namespace, policy: Policy, num_slots: int) -> None:
         super().__init__(jobs, namespace)
-        self._index = manager
+        self._index = _make_manager(policy, num_slots)
         self._num_slots = num_slots
         self._slot_of = np.arange(num_slots, dtype=np.int64)
         self._storing: set[bytes] = set()  # keys whose store is under way
@@ -282,7 +284,7 @@ class Index(Medium):
         return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
 
 
-def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int) -> Any:
+def _make_manager(policy: Policy, num_slots: int) -> Any:
     """Return the `CPUOffloadingManager` that is an index.
 
     Raises

@@ -53,7 +53,14 @@ from kvoffload.tiers.folder import (
     temporary_name,
     transfer,
 )
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, Namespace, fields_of
+from kvoffload.tiers.generation import NUMBER_BYTES
+from kvoffload.tiers.namespace import (
+    FINGERPRINT_BYTES,
+    MAX_JSON_BYTES,
+    Namespace,
+    fields_of,
+    is_hex,
+)
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
@@ -66,7 +73,7 @@ from kvoffload.tiers.options import (
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from .store import ForeignNamespaceError, RemoteStore
-from .sweeper import Sweeper, is_generation
+from .sweeper import Sweeper
 from .tier import RemoteTier
 
 if TYPE_CHECKING:
@@ -412,13 +419,12 @@ def find_blocks(path: str | Path) -> Iterator[Kept]:
             yield Kept(fingerprint, _fields_in(namespace), generation, *found)
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
 
     Nothing but the folders of generations is removed.
     """
     del options
-    deleted = Deleted(0, 0)
     for _, namespace, generation in _generations(url.removeprefix("dir:")):
         if number in (None, int(generation, 16)):
             with contextlib.suppress(NotADirectoryError):
@@ -426,20 +432,21 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> D
                 error = namespace.remove_tree(generation)
                 if error is not None:
                     raise error
-                deleted += count
-    return deleted
+                yield count
 
 
 def _generations(path: str | Path) -> Iterator[tuple[str, Folder, str]]:
     """Yield the fingerprint and the folder of each namespace, and the name of a generation's."""
     directory = Folder.at(path)
-    for name in sorted(os.listdir(directory.fd)):
-        if len(name) != 2 * FINGERPRINT_BYTES or set(name) - set("0123456789abcdef"):
-            continue
+    for name in _hex_names(directory, FINGERPRINT_BYTES):
         with contextlib.suppress(NotADirectoryError):
             namespace = directory.below(name)
-            for generation in filter(is_generation, sorted(os.listdir(namespace.fd))):
+            for generation in _hex_names(namespace, NUMBER_BYTES):
                 yield name, namespace, generation
+
+
+def _hex_names(folder: Folder, nbytes: int) -> list[str]:
+    return sorted(name for name in os.listdir(folder.fd) if is_hex(name, nbytes))
 
 
 def _fields_in(namespace: Folder) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,7 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    flag,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
 from kvoffload.tiers.region import Region, num_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -346,26 +339,22 @@ _READERS: Readers = {
 
 def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> ObjectTier:
     """Open ``s3://bucket/prefix`` and the like; see `kvoffload.tiers.open_tier`."""
-    config, client, arguments = _read(options)
-    return ObjectTier(
-        f"{scheme}:{place}", namespace=namespace, config=config, client_options=client, **arguments
-    )
+    return ObjectTier(f"{scheme}:{place}", namespace=namespace, **_read(options))
 
 
-def _read(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the settings of the store and of its client, and the other arguments of a tier."""
+def _read(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of a tier, with those of the store and of its client as dicts."""
     arguments = read_options(options, _READERS)
-    config: dict[str, Any] = {
-        name: arguments.pop(name) for name in ("endpoint", "region") if name in arguments
-    }
-    client = {name: arguments.pop(name) for name in ("allow_http",) if name in arguments}
-    return config, client, arguments
+    for keyword, names in (("config", ("endpoint", "region")), ("client_options", ("allow_http",))):
+        arguments[keyword] = {name: arguments.pop(name) for name in names if name in arguments}
+    return arguments
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
-    config, client, _ = _read(options)
-    address, settings = _public(url), _settings(url, config, client)
+    arguments = _read(options)
+    address = _public(url)
+    settings = _settings(url, arguments["config"], arguments["client_options"])
     import obstore
     import obstore.exceptions
     import obstore.store
@@ -373,17 +362,15 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> D
     digits = "[0-9a-f]"
     generation = f"{digits}{{16}}" if number is None else f"{number:016x}"
     is_block = re.compile(f"{digits}{{32}}/{generation}/{digits}{{2}}/{digits}+").fullmatch
-    deleted = Deleted(0, 0)
     try:
         store: Any = obstore.store.from_url(url, **settings["options"])
         for page in obstore.list(store):
             found = [one for one in page if is_block(one["path"])]
             if found:
                 obstore.delete(store, [one["path"] for one in found])
-                deleted += Deleted(len(found), sum(one["size"] for one in found))
+                yield Deleted(len(found), sum(one["size"] for one in found))
     except obstore.exceptions.BaseError as error:  # its text may have credentials
         raise TierError(f"{address}: {type(error).__name__}") from None
-    return deleted
 
 
 open_s3 = partial(_open, "s3")

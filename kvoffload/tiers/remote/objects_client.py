@@ -137,22 +137,13 @@ class _Process:
         """Wait for the greeting of a process that starts."""
         _set_timeout(connection, until)
         try:
-            head = worker.receive(connection, worker.GREETING.size)
-        except BlockingIOError:
-            if time.monotonic() - self.started > START_S:
-                self.drop(connection)
-            else:
+            if worker.receive(connection, worker.GREETING.size) != worker.GREETING.pack(0):
+                raise EOFError  # the text that follows says why there is no client
+        except BaseException as error:  # noqa: BLE001 # it is raised
+            if isinstance(error, BlockingIOError) and time.monotonic() - self.started <= START_S:
                 self.give_back(connection)
-            raise TimeoutError from None
-        except (OSError, EOFError):
-            self.drop(connection)
-            raise ObjectsClientError from None
-        except BaseException:
-            self.drop(connection)
-            raise
-        if head != worker.GREETING.pack(0):
-            self.drop(connection)
-            raise ObjectsClientError
+                raise TimeoutError from None
+            raise self.failed(connection, error) from None
         self._greeted.add(connection)
 
     def give_back(self, connection: socket.socket) -> None:
@@ -181,14 +172,17 @@ class _Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(REAP_S)
 
-    def drop(self, connection: socket.socket) -> None:
-        """End the process, and close a connection that was taken.
+    def failed(self, connection: socket.socket, error: BaseException) -> BaseException:
+        """End the process, close a connection that was taken, and return the error to raise.
 
         Only the thread that took it may: the next file gets the number of a closed descriptor.
         """
         self.end()
         with self._changed:
             connection.close()
+        if isinstance(error, BlockingIOError):
+            return TimeoutError()
+        return ObjectsClientError() if isinstance(error, OSError | EOFError) else error
 
     def abandon(self) -> None:
         """Release the sockets in a forked child; the process is the parent's."""
@@ -288,15 +282,8 @@ class ObjectsClient:
         connection = process.take(until)
         try:
             _exchange(connection, verb, items, until, callback, size=size, into=into)
-        except BlockingIOError:
-            process.drop(connection)
-            raise TimeoutError from None
-        except (OSError, EOFError):
-            process.drop(connection)
-            raise ObjectsClientError from None
-        except BaseException:
-            process.drop(connection)
-            raise
+        except BaseException as error:  # noqa: BLE001 # it is raised
+            raise process.failed(connection, error) from None
         process.give_back(connection)
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ import logging
 import math
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block, Store
+from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block
 from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
@@ -52,7 +52,7 @@ class _Call(threading.local):
     deadline = 0.0
 
 
-class RemoteStore(Store):
+class RemoteStore(ABC):
     """A medium that other processes share.
 
     Six methods implement it: `visit`, `find`, `fetch`, `store`, `drop` and `status_of`. Threads of
@@ -142,26 +142,26 @@ class RemoteStore(Store):
 
     # -- optional methods --------------------------------------------------------------------
 
-    def touch(self, keys: Sequence[bytes], generation: int) -> None:
+    def touch(self, keys: Sequence[bytes], generation: int) -> None:  # noqa: B027
         """Mark blocks as used, if the medium does not do so itself; see `touch_s`."""
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027
         """Begin background work, when there are threads."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """End background work, before the tier is closed."""
 
     def take_evicted(self) -> list[tuple[int, bytes]]:
         """Return generation and key of blocks that this process evicted since the last call."""
         return []
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """Release the parent's resources in a forked child."""
 
-    def use(self, memory: Region) -> None:
+    def use(self, memory: Region) -> None:  # noqa: B027
         """Register the buffers of values, if the client needs that."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Close connections."""
 
     def __enter__(self) -> Self:
@@ -178,18 +178,30 @@ class RemoteStore(Store):
 
     # -- calls of threads --------------------------------------------------------------------
 
-    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:
-        """Set the statuses of all blocks; no error is raised."""
+    def call(
+        self,
+        op: int,
+        keys: list[bytes],
+        slots: list[int],
+        buffers: list[memoryview],
+        *,
+        deadline: float,
+        generation: int,
+    ) -> list[int]:
+        """Move a run of blocks and return their statuses; no error is raised."""
+        views = [[buffer] for buffer in buffers] or [[]] * len(keys)
+        run = [Block(*each) for each in zip(keys, slots, views, strict=True)]
         self.deadline = deadline
         if op == WRITE and time.monotonic() > deadline:
-            _set_rest(run, Status.TIMEOUT)  # a hanging server must not hold the buffers
-            return
+            return [Status.TIMEOUT] * len(run)  # a hanging server must not hold the buffers
         act = {READ: self.fetch, WRITE: self.store}.get(op, self.find)
         try:
             self._visit_if_due()
             act(run, generation)
         except Exception as error:  # noqa: BLE001 # every error is a status
-            _set_rest(run, self.meaning(error))
+            rest = self.meaning(error)
+            return [rest if block.status == MOVING else block.status for block in run]
+        return [block.status for block in run]
 
     def chore(self, kind: int, data: bytes) -> Status:
         """Remove or touch the keys in `data`."""
@@ -300,12 +312,6 @@ class RemoteStore(Store):
         if now - self._logged.get(what, -LOG_S) >= LOG_S:
             self._logged[what] = now
             write_line(level, "tier %r %s", self.name, what)
-
-
-def _set_rest(run: Sequence[Block], status: Status) -> None:
-    for block in run:
-        if block.status == MOVING:
-            block.status = status
 
 
 def pack_keys(generation: int, keys: Iterable[bytes]) -> bytes:

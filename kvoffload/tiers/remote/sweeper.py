@@ -40,6 +40,7 @@ import numpy as np
 
 from kvoffload.tiers.folder import Folder, temporary_name
 from kvoffload.tiers.generation import NUMBER_BYTES
+from kvoffload.tiers.namespace import is_hex
 from kvoffload.tiers.seal import DIGESTED_BYTES
 
 FREE_SHARE = 16
@@ -292,7 +293,7 @@ class Sweeper:
         with os.scandir(folder.fd) as entries:
             for entry in entries:
                 self._go_on(lease)
-                if is_generation(entry.name) and entry.is_dir(follow_symlinks=False):
+                if is_hex(entry.name, NUMBER_BYTES) and entry.is_dir(follow_symlinks=False):
                     yield entry.name
 
     def _remove_left(self, folder: Folder, lease: Lease) -> None:
@@ -305,7 +306,7 @@ class Sweeper:
                 if found is None or found.st_mtime >= old:
                     continue
                 is_left = name.endswith(".tmp")
-                if is_generation(name) and stat.S_ISDIR(found.st_mode):
+                if is_hex(name, NUMBER_BYTES) and stat.S_ISDIR(found.st_mode):
                     is_left = self._is_empty(folder, name, old)
                 if is_left:
                     self._note(folder.remove_tree(name, lambda: self._go_on(lease)))
@@ -350,11 +351,6 @@ def _time(found: os.stat_result) -> int:
 
 def _is_block(entry: os.DirEntry[str], found: os.stat_result) -> bool:
     return entry.name.endswith(".kv") and stat.S_ISREG(found.st_mode)
-
-
-def is_generation(name: str) -> bool:
-    """Return whether a name is the number of a generation, in hex."""
-    return len(name) == 2 * NUMBER_BYTES and not set(name) - set("0123456789abcdef")
 
 
 # -- the lock ------------------------------------------------------------------------------------

@@ -20,13 +20,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import describe
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import DROP, TOUCH, Medium, Pool
+from kvoffload.tiers.engine.contract import DROP, TOUCH, Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.generation import Generation
@@ -297,7 +298,7 @@ class SharedMedium(Medium):
 
     # -- threads -----------------------------------------------------------------------------
 
-    def open_pool(self, region: Region) -> Pool:
+    def open_pool(self, region: Region) -> Any:
         options, store = self.jobs.options, self.store
         buffers = staging_buffers(options.staging_bytes, store.block_bytes)
         store.use(buffers)
@@ -309,7 +310,7 @@ class SharedMedium(Medium):
             blocks_per_call=store.blocks_per_call,
             keys_per_query=store.keys_per_query,
         )
-        pool: Pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
+        pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
         try:
             store.start()
         except BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvoffload.tiers.base import TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.folder import transfer
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of, is_hex
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
@@ -26,9 +26,6 @@ from .layout import BLOCKS, FILES, NAMESPACE, TABLE, Header
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_NAME_LENGTH = 2 * FINGERPRINT_BYTES
-_DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +100,8 @@ def find_slabs(path: str | Path) -> list[SlabFolder]:
 
 
 def _may_be_slab(entry: os.DirEntry[str]) -> bool:
-    if len(entry.name) != _NAME_LENGTH or not _DIGITS.issuperset(entry.name):
-        return False
-    return entry.is_dir(follow_symlinks=False) and os.path.lexists(Path(entry.path) / TABLE)
+    is_folder = is_hex(entry.name, FINGERPRINT_BYTES) and entry.is_dir(follow_symlinks=False)
+    return is_folder and os.path.lexists(Path(entry.path) / TABLE)
 
 
 def _look(path: Path) -> SlabFolder:
@@ -268,11 +264,9 @@ def remove_slab(folder: str | Path) -> int:
     return freed
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the slabs in a folder, those of a generation or all; see ``deletion``."""
     del options
-    deleted = Deleted(0, 0)
     for slab in find_slabs(url.removeprefix("slab:")):
         if number is None or (slab.header and slab.header.generation.number == number):
-            deleted += Deleted(slab.num_blocks, remove_slab(slab.folder))
-    return deleted
+            yield Deleted(slab.num_blocks, remove_slab(slab.folder))

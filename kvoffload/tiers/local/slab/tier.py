@@ -31,22 +31,14 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_bool
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
 from kvoffload.tiers.folder import check_path
-from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
+from kvoffload.tiers.local.index import Index, Policy, check_num_slots
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    flag,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
 from kvoffload.tiers.region import Region, round_up, staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -133,10 +125,9 @@ class FileTier(ComposedTier):
         num_slots = check_num_slots(capacity_bytes, slot_bytes)
         options = TierOptions.of(keywords, name="disk", threads=8)
         check_space(path, namespace, num_slots)
-        manager = make_manager(policy, num_slots)
         staged = check_bool("staged", staged)
         jobs = Jobs(options, namespace.block_bytes)
-        medium = _Slab(jobs, namespace, manager, num_slots, path, staged=staged)
+        medium = _Slab(jobs, namespace, policy, num_slots, path, staged=staged)
         try:
             medium.restore_blocks()
         except BaseException:
@@ -157,13 +148,13 @@ class _Slab(Index):
         self,
         jobs: Jobs,
         namespace: Namespace,
-        manager: Any,
+        policy: Policy,
         num_slots: int,
         path: Path,
         *,
         staged: bool,
     ) -> None:
-        super().__init__(jobs, namespace, manager, num_slots)
+        super().__init__(jobs, namespace, policy, num_slots)
         self._staged = staged
         self._files = SlabFiles(path, namespace, num_slots, jobs.generation)
         self.folder = self._files.folder
@@ -204,7 +195,7 @@ class _Slab(Index):
             latest[keys[position]] = int(slots[position])
         self.num_restored = self.restore(list(latest), np.array([*latest.values()], np.int64))
 
-    def open_pool(self, region: Region) -> Pool:
+    def open_pool(self, region: Region) -> Any:
         files, options = self._files, self.jobs.options
         reason = None
         if self._staged:
@@ -230,8 +221,7 @@ class _Slab(Index):
         buffers = None
         if not self.direct:
             buffers = staging_buffers(options.staging_bytes, self.namespace.block_bytes)
-        pool: Pool = io.Pool(region, store, options.threads, buffers, ack_copied=options.ack_copied)
-        return pool
+        return io.Pool(region, store, options.threads, buffers, ack_copied=options.ack_copied)
 
     def attached(self) -> None:
         """Clear the seals of blocks that were dropped before there were threads."""
