@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from kvoffload._checks import check_instance
 from kvoffload.errors import describe
 
 from .metrics import write_line
@@ -42,8 +43,7 @@ class Generation(NamedTuple):
         TypeError, ValueError
             If it is no such text.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"generation must be text, got {describe(name)}")
+        check_instance("generation", name, str, "text")
         if len(name) > MAX_CHARACTERS or not name.isprintable():
             raise ValueError(
                 f"generation must be at most {MAX_CHARACTERS} printable characters, "

@@ -182,10 +182,10 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
     with in_directory(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(8, BLOCK))
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise ZeroDivisionError
 
-        for name in ("move", "chore"):
+        for name in ("call", "chore"):
             monkeypatch.setattr(tier._medium.store, name, fail)
         before = threading.active_count()
         for _ in range(4):
@@ -261,7 +261,7 @@ def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
     def be_killed() -> None:
         if name.startswith("namespace"):
             (folder / "namespace.json").write_bytes(b"")
-        files._write = lambda *_: os.kill(os.getpid(), 9)
+        files._write = os.write = lambda *_: os.kill(os.getpid(), 9)
         opened(32)
 
     _, status = os.waitpid(start(be_killed), 0)

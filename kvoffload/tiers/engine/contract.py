@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers.base import Status
+from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import Region
 
@@ -60,6 +60,10 @@ SETTLED = 4
 """No thread works on the job any longer; the statuses are those of the store."""
 CHORE = 8
 """A chore has ended; its status is the only one."""
+
+OK, MISS = np.int8(Status.OK), np.int8(Status.MISS)
+HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
+"""Statuses and states, as they are compared per block."""
 
 MOVING = -1
 """Status of an unfinished block; no entry has it."""

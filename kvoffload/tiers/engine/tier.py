@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import check_bool, check_int
+from kvoffload._checks import check_bool, check_instance, check_int
 from kvoffload._metrics import Sample
 from kvoffload.errors import describe
 from kvoffload.tiers.base import (
@@ -41,7 +41,7 @@ from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-from .contract import Medium
+from .contract import ABSENT, HIT, MISS, OK, UNKNOWN, Medium
 from .jobs import QUERY_DEADLINE_S, Job
 
 LONGEST_DEADLINE_S = 86_400.0
@@ -49,9 +49,6 @@ TRANSFER_DEADLINE_S = 1.0
 TRANSFER_BYTES_PER_S = 50_000_000
 EXIT_S = 1.0
 """Seconds for the jobs under way of all tiers together when the interpreter ends."""
-
-OK, MISS = np.int8(Status.OK), np.int8(Status.MISS)
-HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 
 class ComposedTier(Tier):
@@ -178,9 +175,9 @@ class ComposedTier(Tier):
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
         started = time.monotonic()
         self._enter()
-        seconds, stored = check_deadline(deadline_s), stored_keys(keys)
+        seconds, stored = check_deadline(deadline_s, QUERY_DEADLINE_S), stored_keys(keys)
         self._collect()  # blocks stored meanwhile are known
-        return self._start("query", started, self._query, stored, seconds or QUERY_DEADLINE_S)
+        return self._start("query", started, self._query, stored, seconds)
 
     def _query(self, job: Job, stored: list[bytes], timeout_s: float) -> None:
         """Begin a query for the keys whose state is unknown."""
@@ -286,11 +283,8 @@ class ComposedTier(Tier):
                 raise ValueError(f"ids must be in 0 ... {self._region.num_blocks - 1}, got {wrong}")
             if distinct and (twice := first_repeat(checked)) is not None:
                 raise ValueError(f"ids must be distinct, got {twice} twice")
-        seconds = check_deadline(deadline_s)
-        if seconds is None:
-            nbytes = len(stored) * self.block_bytes
-            seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
-        return stored, checked, seconds
+        nbytes = len(stored) * self.block_bytes
+        return stored, checked, check_deadline(deadline_s, transfer_deadline(nbytes))
 
     def poll(self) -> list[Done]:
         if not self._is_closed:
@@ -306,8 +300,7 @@ class ComposedTier(Tier):
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         timeout_s = check_timeout(timeout_s)
-        if not isinstance(jobs, Iterable):
-            raise TypeError(f"jobs must be a collection of jobs, got {describe(jobs)}")
+        check_instance("jobs", jobs, Iterable, "a collection of jobs")
         return self._wait_until(lambda: self._jobs.have_ended(jobs), timeout_s)
 
     # -- keys --------------------------------------------------------------------------------
@@ -487,17 +480,23 @@ def first_repeat(ids: npt.NDArray[np.int64]) -> int | None:
 
 def check_region(name: str, region: Any, block_bytes: int) -> None:
     """Check that `region` is a region with blocks of a size."""
-    if not isinstance(region, Region):
-        raise TypeError(f"{name} must be a Region, got {describe(region)}")
+    check_instance(name, region, Region, "a Region")
     if region.block_bytes != block_bytes:
         raise ValueError(
             f"{name} must have blocks of {block_bytes} bytes, got {region.block_bytes}"
         )
 
 
-def check_deadline(deadline_s: float | None) -> float | None:
-    """Return a deadline in seconds, > 0, or None; TypeError, ValueError if it is neither."""
-    return None if deadline_s is None else _seconds("deadline_s", deadline_s, at_least_zero=False)
+def check_deadline(deadline_s: float | None, default: float) -> float:
+    """Return a deadline in seconds, > 0, or the default; TypeError, ValueError if it is invalid."""
+    if deadline_s is None:
+        return default
+    return _seconds("deadline_s", deadline_s, at_least_zero=False)
+
+
+def transfer_deadline(nbytes: int) -> float:
+    """Return the default deadline of a transfer, seconds."""
+    return TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
 
 
 def check_timeout(timeout_s: float) -> float:

@@ -29,15 +29,12 @@ from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
 from kvoffload.managers import calls
 from kvoffload.policies import registry
-from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import Medium
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import ABSENT, HIT, OK, Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.namespace import Namespace
 
 Policy: TypeAlias = "str | type[CachePolicy] | CachePolicy"
-
-OK = np.int8(Status.OK)
-HIT, ABSENT = int(State.HIT), int(State.MISS)
 
 
 def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
@@ -149,11 +146,10 @@ class Index(Medium):
             output = index.prepare_store(absent[:count])
         taken: list[bytes] = output.block_hashes_to_store
         if len(taken) < len(absent):
-            left = dict.fromkeys(absent[:count], Status.DECLINED)
-            left.update(dict.fromkeys(absent[count:], Status.FULL))
+            refused.update(dict.fromkeys(absent[:count], Status.DECLINED))
+            refused.update(dict.fromkeys(absent[count:], Status.FULL))
             for key in taken:
-                del left[key]
-            refused.update(left)
+                del refused[key]
         self._evicted(output.block_hashes_evicted)
         slots: npt.NDArray[np.int64] = self._slot_of[output.store_spec.block_ids]
         if self._busy and taken:

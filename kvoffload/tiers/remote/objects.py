@@ -131,13 +131,11 @@ class ObjectStore(RemoteStore):
             else:
                 run[answer.position].status = self.meaning(error)
 
-        paths = [self._path(block.key, generation) for block in run]
+        items = [Item(self._path(block.key, generation)) for block in run]
         if verb == worker.CREATE:
             items = [
-                Item(path, data=block.views[0]) for path, block in zip(paths, run, strict=True)
+                item._replace(data=block.views[0]) for item, block in zip(items, run, strict=True)
             ]
-        else:
-            items = [Item(path) for path in paths]
         into = [block.views[0] for block in run] if verb == worker.GET else ()
         try:
             self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)

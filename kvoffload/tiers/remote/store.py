@@ -19,18 +19,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from kvoffload.tiers.base import Status
+from kvoffload.tiers.base import Closing, Status
 from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block
 from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 LEAST_S = 0.005
 """Minimum seconds for a call."""
@@ -52,7 +48,7 @@ class _Call(threading.local):
     deadline = 0.0
 
 
-class RemoteStore(ABC):
+class RemoteStore(Closing, ABC):
     """A medium that other processes share.
 
     Six methods implement it: `visit`, `find`, `fetch`, `store`, `drop` and `status_of`. Threads of
@@ -142,35 +138,27 @@ class RemoteStore(ABC):
 
     # -- optional methods --------------------------------------------------------------------
 
-    def touch(self, keys: Sequence[bytes], generation: int) -> None:  # noqa: B027
+    def touch(self, keys: Sequence[bytes], generation: int) -> None:
         """Mark blocks as used, if the medium does not do so itself; see `touch_s`."""
 
-    def start(self) -> None:  # noqa: B027
+    def start(self) -> None:
         """Begin background work, when there are threads."""
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:
         """End background work, before the tier is closed."""
 
     def take_evicted(self) -> list[tuple[int, bytes]]:
         """Return generation and key of blocks that this process evicted since the last call."""
         return []
 
-    def abandon(self) -> None:  # noqa: B027
+    def abandon(self) -> None:
         """Release the parent's resources in a forked child."""
 
-    def use(self, memory: Region) -> None:  # noqa: B027
+    def use(self, memory: Region) -> None:
         """Register the buffers of values, if the client needs that."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Close connections."""
-
-    def __enter__(self) -> Self:
-        """Return the store."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close connections."""
-        self.close()
 
     def name_of(self, error: Exception) -> str:
         """Return an error's name for the log; its text may have credentials and is never logged."""

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.errors import describe
-from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import DROP, TOUCH, Medium
+from kvoffload._checks import check_instance
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import ABSENT, DROP, HIT, OK, TOUCH, UNKNOWN, Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.generation import Generation
@@ -36,9 +36,6 @@ from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region, staging_buffers
 
 from .store import RemoteStore, pack_keys
-
-OK = np.int8(Status.OK)
-HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 HIT_S = 30.0
 """Seconds for which a present block is a hit."""
@@ -367,8 +364,7 @@ class RemoteTier(ComposedTier):
         options: TierOptions = TierOptions(),  # noqa: B008 # it is frozen
         capacity_bytes: int | None = None,
     ) -> None:
-        if not isinstance(store, RemoteStore):
-            raise TypeError(f"store must be a RemoteStore, got {describe(store)}")
+        check_instance("store", store, RemoteStore, "a RemoteStore")
         store.name = options.name
         jobs = Jobs(options, store.content_bytes, is_shared=True)
         super().__init__(SharedMedium(jobs, store), capacity_bytes)

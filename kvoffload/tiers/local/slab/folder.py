@@ -23,21 +23,17 @@ import secrets
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvoffload.tiers.base import TierError, TierInUseError
+from kvoffload.tiers.base import Closing, TierError, TierInUseError
 from kvoffload.tiers.folder import Folder, make_folders
 
 from .layout import LOCK
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 READERS_S = 2.0
 """Seconds that `LockedFolder` waits for readers."""
 
 
-class OpenFolder(Folder):
+class OpenFolder(Folder, Closing):
     """An open folder and its open files.
 
     Parameters
@@ -94,14 +90,6 @@ class OpenFolder(Folder):
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        """Return the folder."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the folder and its files."""
-        self.close()
 
 
 # -- the lock -------------------------------------------------------------------------------------

@@ -11,21 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvoffload.tiers.base import TierError
+from kvoffload.tiers.base import Closing, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.folder import transfer
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of, is_hex
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, fields_in, is_hex
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
 from .files import data_pieces, read_header, read_seals
 from .folder import LockedFolder, OpenFolder, holder_of, lock_shared
-from .layout import BLOCKS, FILES, NAMESPACE, TABLE, Header
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from .layout import BLOCKS, FILES, TABLE, Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ def _look(path: Path) -> SlabFolder:
         with contextlib.suppress(TierError, OSError):
             holder = holder_of(folder)
         return SlabFolder(
-            path, _namespace_of(folder), header, num_blocks, num_stale, disk_bytes, holder
+            path, fields_in(folder), header, num_blocks, num_stale, disk_bytes, holder
         )
 
 
@@ -126,13 +123,6 @@ def _header_of(folder: OpenFolder) -> Header | None:
     with contextlib.suppress(TierError, OSError):
         return read_header(folder.keep(TABLE))
     return None
-
-
-def _namespace_of(folder: OpenFolder) -> dict[str, Any]:
-    """Return the namespace beside the data; empty if it is invalid."""
-    with contextlib.suppress(TierError, OSError):
-        return fields_of(folder.read(NAMESPACE, MAX_JSON_BYTES))
-    return {}
 
 
 def _disk_bytes(folder: OpenFolder, names: Iterable[str]) -> int:
@@ -195,7 +185,7 @@ def _verify(
     return Verdict(done - len(corrupt), corrupt)
 
 
-class _Block:
+class _Block(Closing):
     """Memory for one block of a file, used only for data that the file has on the disk."""
 
     def __init__(self, fd: int, block_bytes: int) -> None:
@@ -204,14 +194,6 @@ class _Block:
         self._block_bytes = block_bytes
         self._is_blank = True
         self.memory: mmap.mmap | bytes = b""
-
-    def __enter__(self) -> Self:
-        """Return the memory."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Release the memory."""
-        self._drop()
 
     def read(self, start: int) -> bool:
         """Read a block; return False if the file ends before it or has only a hole."""
@@ -222,7 +204,7 @@ class _Block:
         if not pieces:
             return False
         if not self._is_blank and pieces != [(start, end)]:
-            self._drop()  # holes of the file read as zeros and take no memory here either
+            self.close()  # holes of the file read as zeros and take no memory here either
         if not self.memory:
             # Private: pages never written to are read without taking memory.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -238,7 +220,8 @@ class _Block:
                         return False
         return True
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Release the memory."""
         if isinstance(self.memory, mmap.mmap):
             self.memory.close()
         self.memory = b""
