@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, Histogram, Sample
 
-from .base import Status, TierEvent
+from .base import State, Status, TierEvent
 
 log = logging.getLogger("kvoffload.tiers")
+
+_LOOKUPS = {int(State.HIT): "hits", int(State.MISS): "misses", int(State.UNKNOWN): "unknown"}
 
 
 class TierMetrics:
     """The counters of one tier."""
 
     def __init__(self) -> None:
-        self.hits = 0  # keys that were looked up and found
-        self.misses = 0
-        self.unknown = 0
+        self.lookups = dict.fromkeys(_LOOKUPS, 0)  # keys, by known `State`
         # By operation and `Status`: "put" as reported to callers, "store" as written.
         self.blocks: Counter[tuple[str, int]] = Counter()
         self.nbytes: Counter[str] = Counter()  # moved, by operation
@@ -42,7 +42,7 @@ class TierMetrics:
 
     def stats(self) -> dict[str, int]:
         """Return the counters as one flat dict, such as ``put_ok`` and ``removed_corrupt``."""
-        found = {"hits": self.hits, "misses": self.misses, "unknown": self.unknown}
+        found = {_LOOKUPS[state]: count for state, count in self.lookups.items()}
         for op in ("query", "put", "get", "store"):
             for status in Status:
                 found[f"{op}_{status.name.lower()}"] = self.blocks[op, status]
@@ -63,9 +63,7 @@ class TierMetrics:
             ``{"get": 0, "put": 1}``: whether the breaker refuses calls.
         """
         values: dict[str, Iterable[tuple[dict[str, str], float | Histogram]]] = {
-            "hits": [({}, self.hits)],
-            "misses": [({}, self.misses)],
-            "unknown": [({}, self.unknown)],
+            **{_LOOKUPS[state]: [({}, count)] for state, count in self.lookups.items()},
             "declined": [({}, self.blocks["put", Status.DECLINED])],
             "blocks": (
                 ({"op": op, "status": Status(status).name.lower()}, count)

@@ -313,12 +313,7 @@ class ComposedTier(Tier):
         jobs = self._jobs
         reads, metrics = jobs.reads, jobs.metrics
         state = self._medium.known(key) if reads.closed or reads.would_allow() else ABSENT
-        if state == HIT:
-            metrics.hits += 1
-        elif state == ABSENT:
-            metrics.misses += 1
-        else:
-            metrics.unknown += 1
+        metrics.lookups[state] += 1
         return state
 
     def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
@@ -329,13 +324,12 @@ class ComposedTier(Tier):
         """Return and count the known states of stored keys."""
         metrics = self._jobs.metrics
         if not self._jobs.reads.would_allow():
-            metrics.misses += len(stored)
+            metrics.lookups[ABSENT] += len(stored)
             return np.full(len(stored), ABSENT, np.int8)
         states = self._medium.states(stored)
         counts = np.bincount(states, minlength=max(State) + 1).tolist()
-        metrics.hits += counts[HIT]
-        metrics.misses += counts[ABSENT]
-        metrics.unknown += counts[UNKNOWN]
+        for state in metrics.lookups:
+            metrics.lookups[state] += counts[state]
         return states
 
     def touch(self, keys: Iterable[bytes]) -> None:
