@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -114,22 +114,25 @@ class ObjectStore(RemoteStore):
     # -- blocks ------------------------------------------------------------------------------
 
     def _each(
-        self, verb: int, run: Sequence[Block], generation: int, *, size: tuple[int, int] = (0, 0)
-    ) -> list[Answer]:
+        self,
+        verb: int,
+        run: Sequence[Block],
+        generation: int,
+        take: Callable[[Block, Answer], None],
+        *,
+        size: tuple[int, int] = (0, 0),
+    ) -> None:
         """Make one request per block; a failed one sets its block's status.
 
-        Return the other answers.
+        `take` is called with the other answers.
         """
-        if not run:
-            return []
-        sound = []
 
         def callback(answer: Answer) -> None:
-            error = _error(answer)
+            block, error = run[answer.position], _error(answer)
             if error is None:
-                sound.append(answer)
+                take(block, answer)
             else:
-                run[answer.position].status = self.meaning(error)
+                block.status = self.meaning(error)
 
         items = [Item(self._path(block.key, generation)) for block in run]
         if verb == worker.CREATE:
@@ -137,23 +140,15 @@ class ObjectStore(RemoteStore):
                 item._replace(data=block.views[0]) for item, block in zip(items, run, strict=True)
             ]
         into = [block.views[0] for block in run] if verb == worker.GET else ()
-        try:
-            self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)
-        except Exception as error:  # noqa: BLE001 # the answers so far are valid
-            status = self.meaning(error)
-            answered = {answer.position for answer in sound}
-            for index, block in enumerate(run):
-                if block.status == MOVING and index not in answered:
-                    block.status = status
-        return sound
+        self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)
 
     def find(self, run: Sequence[Block], generation: int) -> None:
+        def take(block: Block, answer: Answer) -> None:
+            block.status = Status.MISS if answer.outcome == worker.ABSENT else Status.OK
+
         def ask(part: Sequence[Block]) -> None:
             for start in range(0, len(part), PROBES):
-                some = part[start : start + PROBES]
-                for answer in self._each(worker.HEAD, some, generation):
-                    absent = answer.outcome == worker.ABSENT
-                    some[answer.position].status = Status.MISS if absent else Status.OK
+                self._each(worker.HEAD, part[start : start + PROBES], generation, take)
 
         count = len(run)
         if count <= PROBES:
@@ -161,29 +156,33 @@ class ObjectStore(RemoteStore):
             return
         probed = sorted({index * (count - 1) // (PROBES - 1) for index in range(PROBES)})
         ask([run[index] for index in probed])
-        if any(run[index].status not in (Status.OK, Status.MISS) for index in probed):
-            # The others are unknown, too: the first error counts for all.
-            trouble = next(run[p].status for p in probed if run[p].status > Status.MISS)
-            _fill(run, 0, count, Status(trouble))
+        found = [run[index].status for index in probed]
+        wrong = [status for status in found if status not in (Status.OK, Status.MISS)]
+        if wrong:  # the others are unknown, too: the first error counts for all
+            _fill(run, 0, count, Status(wrong[0]))
             return
         absent = next((index for index in probed if run[index].status == Status.MISS), count)
         there = max((index for index in probed if index < absent), default=-1)
-        ask(run[there + 1 : absent])
         _fill(run, 0, there + 1, Status.OK)
         _fill(run, absent, count, Status.MISS)
+        ask(run[there + 1 : absent])
 
     def fetch(self, run: Sequence[Block], generation: int) -> None:
-        size = (self.block_bytes, self.block_bytes)
-        for index, outcome, _, data in self._each(worker.GET, run, generation, size=size):
-            if outcome == worker.DONE:
-                self.check(run[index], memoryview(data), generation)
+        def take(block: Block, answer: Answer) -> None:
+            if answer.outcome == worker.DONE:
+                self.check(block, memoryview(answer.data), generation)
             else:
-                absent = outcome == worker.ABSENT
-                run[index].status = Status.MISS if absent else Status.CORRUPT
+                absent = answer.outcome == worker.ABSENT
+                block.status = Status.MISS if absent else Status.CORRUPT
+
+        size = (self.block_bytes, self.block_bytes)
+        self._each(worker.GET, run, generation, take, size=size)
 
     def store(self, run: Sequence[Block], generation: int) -> None:
-        for answer in self._each(worker.CREATE, run, generation):
-            run[answer.position].status = Status.OK
+        def take(block: Block, _: Answer) -> None:
+            block.status = Status.OK
+
+        self._each(worker.CREATE, run, generation, take)
 
     def drop(self, keys: Sequence[bytes], generation: int) -> None:
         for start in range(0, len(keys), PROBES):
