@@ -161,12 +161,9 @@ class Folder:
         finally:
             os.close(fd)
 
-    def write(self, name: str, data: bytes, temporary: str = "") -> None:
-        """Write a small file atomically and durably, replacing anything with its name.
-
-        Until it is complete it has the temporary name, by default an unpredictable one.
-        """
-        temporary = temporary or temporary_name(name)
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file atomically and durably, replacing anything with its name."""
+        temporary = temporary_name(name)
         fd = self.create(temporary)
         try:
             try:

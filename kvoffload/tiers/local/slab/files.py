@@ -280,7 +280,12 @@ class SlabFiles:
             return True
         if found is None:
             self._made_files.append(NAMESPACE)
-        folder.write(NAMESPACE, wanted, NEW_NAMESPACE)
+        fd = folder.open(NEW_NAMESPACE, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            _write(fd, wanted, 0)
+        finally:
+            os.close(fd)
+        folder.replace(NEW_NAMESPACE, NAMESPACE)
         return found is None
 
     def _grow_blocks(self, folder: OpenFolder, header: Header) -> None:
