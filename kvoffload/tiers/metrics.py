@@ -14,14 +14,14 @@ from .base import State, Status, TierEvent
 
 log = logging.getLogger("kvoffload.tiers")
 
-_LOOKUPS = {int(State.HIT): "hits", int(State.MISS): "misses", int(State.UNKNOWN): "unknown"}
+_LOOKUPS = {"hits": State.HIT, "misses": State.MISS, "unknown": State.UNKNOWN}
 
 
 class TierMetrics:
     """The counters of one tier."""
 
     def __init__(self) -> None:
-        self.lookups = dict.fromkeys(_LOOKUPS, 0)  # keys, by known `State`
+        self.lookups = [0] * (max(State) + 1)  # keys, by known `State`
         # By operation and `Status`: "put" as reported to callers, "store" as written.
         self.blocks: Counter[tuple[str, int]] = Counter()
         self.nbytes: Counter[str] = Counter()  # moved, by operation
@@ -42,7 +42,7 @@ class TierMetrics:
 
     def stats(self) -> dict[str, int]:
         """Return the counters as one flat dict, such as ``put_ok`` and ``removed_corrupt``."""
-        found = {_LOOKUPS[state]: count for state, count in self.lookups.items()}
+        found = {name: self.lookups[state] for name, state in _LOOKUPS.items()}
         for op in ("query", "put", "get", "store"):
             for status in Status:
                 found[f"{op}_{status.name.lower()}"] = self.blocks[op, status]
@@ -63,7 +63,7 @@ class TierMetrics:
             ``{"get": 0, "put": 1}``: whether the breaker refuses calls.
         """
         values: dict[str, Iterable[tuple[dict[str, str], float | Histogram]]] = {
-            **{_LOOKUPS[state]: [({}, count)] for state, count in self.lookups.items()},
+            **{name: [({}, self.lookups[state])] for name, state in _LOOKUPS.items()},
             "declined": [({}, self.blocks["put", Status.DECLINED])],
             "blocks": (
                 ({"op": op, "status": Status(status).name.lower()}, count)

@@ -31,7 +31,6 @@ from kvoffload.tiers.base import (
     Done,
     Health,
     Operation,
-    State,
     Status,
     Tier,
     TierEvent,
@@ -327,9 +326,8 @@ class ComposedTier(Tier):
             metrics.lookups[ABSENT] += len(stored)
             return np.full(len(stored), ABSENT, np.int8)
         states = self._medium.states(stored)
-        counts = np.bincount(states, minlength=max(State) + 1).tolist()
-        for state in metrics.lookups:
-            metrics.lookups[state] += counts[state]
+        for state, count in enumerate(np.bincount(states).tolist()):
+            metrics.lookups[state] += count
         return states
 
     def touch(self, keys: Iterable[bytes]) -> None:
