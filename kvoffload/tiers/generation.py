@@ -57,11 +57,6 @@ class Generation(NamedTuple):
         """Return a generation that nobody shares."""
         return cls.of(secrets.token_hex(RANDOM_BYTES))
 
-    @property
-    def text(self) -> str:
-        """The number in 16 hex digits, as in names on media."""
-        return f"{self.number:016x}"
-
 
 class GenerationSource:
     """Where an engine's generation comes from: a name, or a file that is read at each reset.

@@ -98,7 +98,7 @@ class Jobs:
         self.unsettled: dict[int, Job] = {}  # those in the pool, by id
         self._is_shared = is_shared
         self._last_id = 0
-        self._done: list[Done] = []  # those that `take_done` has not returned
+        self.done: list[Done] = []  # those that `Tier.poll` has not returned, in order
         self._chores: dict[int, Callable[[int], None]] = {}
         self._queued_bytes = 0
         self._log_corrupt_at = -math.inf
@@ -192,15 +192,6 @@ class Jobs:
             else:
                 self._take_in(self.unsettled[job], flags, statuses, medium)
 
-    def take_done(self) -> list[Done]:
-        """Return the jobs that ended since the last call, in the order in which they ended."""
-        done, self._done = self._done, []
-        return done
-
-    def has_done(self) -> bool:
-        """Return whether `take_done` has something to return."""
-        return bool(self._done)
-
     def have_ended(self, jobs: Collection[int]) -> bool:
         """Return whether jobs have ended; unknown ones count as ended."""
         unsettled = self.unsettled
@@ -261,7 +252,7 @@ class Jobs:
     def _finish(self, job: Job) -> None:
         """Complete a job, which is its `Done` from now on."""
         job.seconds = time.monotonic() - job.started
-        self._done.append(job)
+        self.done.append(job)
         self.metrics.count(job.op, np.bincount(job.status, minlength=len(Status)).tolist())
         self.metrics.nbytes[job.op] += job.nbytes
         self.metrics.observe(job.op, job.seconds)

@@ -155,7 +155,7 @@ class ComposedTier(Tier):
                     return holds
                 pool.wait(left)
         finally:
-            if self._jobs.has_done():
+            if self._jobs.done:
                 pool.notify()  # `poll` has something to return
 
     # -- jobs --------------------------------------------------------------------------------
@@ -291,7 +291,8 @@ class ComposedTier(Tier):
             self._collect()
         elif os.getpid() != self._pid:
             self._refuse()
-        return self._jobs.take_done()
+        done, self._jobs.done = self._jobs.done, []
+        return done
 
     def fileno(self) -> int:
         fd: int = self._enter().fileno()

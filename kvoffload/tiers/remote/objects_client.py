@@ -222,11 +222,8 @@ class ObjectsClient:
         self._process: _Process | None = None
         self._closed = False
 
-    def start(self) -> None:
-        """Start the process if it does not run, like `ask`; or raise ObjectsClientError."""
-        self._running()
-
-    def _running(self) -> _Process:
+    def start(self) -> _Process:
+        """Start the process if it does not run, and return it; or raise ObjectsClientError."""
         with self._lock:
             process = self._process
             if process is not None and process.alive:
@@ -278,10 +275,13 @@ class ObjectsClient:
             If the process ended meanwhile, or cannot be started.
         """
         until = time.monotonic() + seconds
-        process = self._running()
+        process = self.start()
         connection = process.take(until)
         try:
-            _exchange(connection, verb, items, until, callback, size=size, into=into)
+            _set_timeout(connection, until + GRACE_S)
+            _send(connection, verb, items, max(0.0, until - time.monotonic()), size)
+            for _ in items:
+                callback(_receive(connection, len(items), size[1], into))
         except BaseException as error:  # noqa: BLE001 # it is raised
             raise process.failed(connection, error) from None
         process.give_back(connection)
@@ -300,46 +300,18 @@ class ObjectsClient:
             self._process.abandon()
 
 
-def _exchange(
+def _send(
     connection: socket.socket,
     verb: int,
     items: Sequence[worker.Item],
-    until: float,
-    callback: Callable[[Answer], None],
-    *,
+    seconds: float,
     size: tuple[int, int],
-    into: Sequence[memoryview],
 ) -> None:
-    """Send a request and receive its answers, on a connection that only this thread uses."""
-    _set_timeout(connection, until + GRACE_S)
-    left = max(0.0, until - time.monotonic())
-    data: bytes | memoryview
-    parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, left, *size, len(items))]
+    """Send a request, on a connection that only this thread uses."""
+    parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, seconds, *size, len(items))]
     for path, data in items:
         encoded = path.encode()
         parts += [worker.ITEM.pack(len(encoded), len(data)) + encoded, data]
-    _send(connection, parts)
-    for _ in items:
-        head = worker.receive(connection, worker.ANSWER.size)
-        index, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
-        if text_bytes > worker.MAX_TEXT_BYTES or nbytes > size[1] or index >= len(items):
-            raise EOFError  # the process is no longer this client's
-        text = worker.receive(connection, text_bytes).decode()
-        if into and nbytes:
-            data = into[index][:nbytes]
-            got = 0
-            while got < nbytes:
-                piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
-                if not piece:
-                    raise EOFError
-                got += piece
-        else:
-            data = worker.receive(connection, nbytes)
-        callback(Answer(index, outcome, text, data))
-
-
-def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-    """Send pieces, in order."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
         sent = connection.sendmsg(left[:1000], [], _SEND)
@@ -347,6 +319,27 @@ def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> Non
             sent -= len(left.pop(0))
         if left:
             left[0] = left[0][sent:]
+
+
+def _receive(
+    connection: socket.socket, count: int, most: int, into: Sequence[memoryview]
+) -> Answer:
+    """Receive an answer to a request for `count` objects of at most `most` bytes."""
+    head = worker.receive(connection, worker.ANSWER.size)
+    index, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
+    if text_bytes > worker.MAX_TEXT_BYTES or nbytes > most or index >= count:
+        raise EOFError  # the process is no longer this client's
+    text = worker.receive(connection, text_bytes).decode()
+    if not into or not nbytes:
+        return Answer(index, outcome, text, worker.receive(connection, nbytes))
+    data = into[index][:nbytes]
+    got = 0
+    while got < nbytes:
+        piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
+        if not piece:
+            raise EOFError
+        got += piece
+    return Answer(index, outcome, text, data)
 
 
 def _set_timeout(connection: socket.socket, until: float) -> None:

@@ -136,9 +136,6 @@ class SharedMedium(Medium):
             return ABSENT
         return self.verdicts.state(key)
 
-    def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        return np.array([self.known(key) for key in keys], np.int8)
-
     def _is_hidden(self, key: bytes) -> bool:
         return key in self._dropping or key in self._undropped
 

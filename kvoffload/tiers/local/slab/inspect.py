@@ -104,7 +104,9 @@ def _may_be_slab(entry: os.DirEntry[str]) -> bool:
 def _look(path: Path) -> SlabFolder:
     num_blocks = num_stale = 0
     with OpenFolder(path) as folder:
-        header = _header_of(folder)
+        header = None
+        with contextlib.suppress(TierError, OSError):
+            header = read_header(folder.keep(TABLE))
         if header is not None:
             for seals, others in _valid_seals(folder.files[TABLE], header):
                 num_blocks += len(seals)
@@ -116,13 +118,6 @@ def _look(path: Path) -> SlabFolder:
         return SlabFolder(
             path, fields_in(folder), header, num_blocks, num_stale, disk_bytes, holder
         )
-
-
-def _header_of(folder: OpenFolder) -> Header | None:
-    """Open a table and return its header; None if no copy is valid."""
-    with contextlib.suppress(TierError, OSError):
-        return read_header(folder.keep(TABLE))
-    return None
 
 
 def _disk_bytes(folder: OpenFolder, names: Iterable[str]) -> int:
@@ -153,11 +148,24 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     path = Path(folder)
     with OpenFolder(path) as opened:
         lock_shared(opened)
-        data_fd = opened.keep(BLOCKS)
-        header = read_header(opened.keep(TABLE))
+        data_fd, table_fd = opened.keep(BLOCKS), opened.keep(TABLE)
+        header = read_header(table_fd)
         if header is None:
             raise TierError(f"{path}: the table is damaged, and no block can be found")
-        return _verify(header, opened.files[TABLE], data_fd, progress)
+        seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
+        corrupt = []
+        done = 0
+        with _Block(data_fd, header.block_bytes) as block:
+            for done, (slot, key, expected) in enumerate(seals, start=1):
+                seed, is_read = (
+                    seed_of(header.fingerprint, key),
+                    block.read(slot * header.slot_bytes),
+                )
+                if not is_read or xxh3_64(block.memory, seed) != expected:
+                    corrupt.append(key)
+                if progress is not None:
+                    progress(done)
+        return Verdict(done - len(corrupt), corrupt)
 
 
 def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, bytes, int]], int]]:
@@ -167,22 +175,6 @@ def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, byte
             records, header.block_bytes, header.generation.number
         )
         yield list(zip((slots + first).tolist(), keys, sums.tolist(), strict=True)), others
-
-
-def _verify(
-    header: Header, table_fd: int, data_fd: int, progress: Callable[[int], None] | None
-) -> Verdict:
-    seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
-    corrupt = []
-    done = 0
-    with _Block(data_fd, header.block_bytes) as block:
-        for done, (slot, key, block_sum) in enumerate(seals, start=1):
-            seed = seed_of(header.fingerprint, key)
-            if not block.read(slot * header.slot_bytes) or xxh3_64(block.memory, seed) != block_sum:
-                corrupt.append(key)
-            if progress is not None:
-                progress(done)
-    return Verdict(done - len(corrupt), corrupt)
 
 
 class _Block(Closing):
