@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger("kvoffload.tiers")
+
+_Prepared: TypeAlias = PrepareStoreOutput[BlockIDsLoadStoreSpec]
 
 NO_BLOCKS = np.empty(0, np.int64)
 
@@ -673,9 +675,8 @@ class TieredStore(Closing):
         if fetch.awaited and time.monotonic() < fetch.deadline:
             return
         del self._fetches[fetch.job]
-        count = 0
-        while count < len(fetch.hashes) and fetch.hashes[count] in fetch.hold.keys:
-            count += 1
+        held = itertools.takewhile(fetch.hold.keys.__contains__, fetch.hashes)
+        count = sum(1 for _ in held)
         fetch.awaited.clear()  # later blocks are for other fetches
         try:
             ids = self.manager.prepare_load(fetch.hashes[:count]).block_ids
@@ -714,9 +715,7 @@ class TieredStore(Closing):
             self._begin_stores(output)
         return output
 
-    def _begin_stores(
-        self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
-    ) -> dict[BlockHash, _Storing]:
+    def _begin_stores(self, output: _Prepared) -> dict[BlockHash, _Storing]:
         """Record and return the blocks that the engine is about to write."""
         ids = map(_Storing, self._take_over(output).tolist())
         begun = dict(zip(output.block_hashes_to_store, ids, strict=True))
@@ -742,9 +741,7 @@ class TieredStore(Closing):
             for index in range(len(self.tiers)):
                 self._put(index, "write", stored)
 
-    def _take_over(
-        self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
-    ) -> npt.NDArray[np.int64]:
+    def _take_over(self, output: _Prepared) -> npt.NDArray[np.int64]:
         """Record the new owners of a store's blocks, after saving those that left."""
         ids = output.store_spec.block_ids
         if self.write == "demote" and output.block_hashes_evicted:

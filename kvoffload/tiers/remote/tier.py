@@ -76,24 +76,24 @@ class Verdicts:
         self, keys: Iterable[bytes], seconds: float = HIT_S, asked_at: float = math.inf
     ) -> None:
         """Record keys as present, except those found absent after `asked_at`."""
-        until = self._clock() + seconds
-        for key in keys:
-            if not -self._until.get(key, 0.0) - MISS_S > asked_at:
-                self._believe(key, until)
+        self._record(keys, 1, seconds, MISS_S, asked_at)
 
     def absent(self, keys: Iterable[bytes], asked_at: float = math.inf) -> None:
         """Record keys as absent, except those found present after `asked_at`."""
-        until = self._clock() + MISS_S
-        for key in keys:
-            if not self._until.get(key, 0.0) - HIT_S > asked_at:
-                self._believe(key, -until)
+        self._record(keys, -1, MISS_S, HIT_S, asked_at)
 
-    def _believe(self, key: bytes, until: float) -> None:
-        known = self._until
-        known[key] = until
-        known.move_to_end(key)
-        if len(known) > self._limit:
-            known.popitem(last=False)
+    def _record(
+        self, keys: Iterable[bytes], sign: int, seconds: float, other_s: float, asked_at: float
+    ) -> None:
+        """Record verdicts of a sign; those of the other are valid for `other_s` seconds."""
+        known, until = self._until, self._clock() + seconds
+        for key in keys:
+            if -sign * known.get(key, 0.0) - other_s > asked_at:
+                continue
+            known[key] = sign * until
+            known.move_to_end(key)
+            if len(known) > self._limit:
+                known.popitem(last=False)
 
     def clear(self) -> None:
         """Clear all verdicts."""
