@@ -161,7 +161,6 @@ def test_a_handler_of_the_log_that_raises_keeps_no_slab_from_forgetting(
     broken_log: FailingHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.1)
     with in_slab(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(8, BLOCK))
         pwrite = os.pwrite
