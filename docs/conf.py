@@ -46,7 +46,6 @@ nitpick_ignore_regex = [
     ("py:.*", r"kvoffload\.managers\._watching\.Watching"),  # the protocol that Watch follows
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
-    ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
     ("py:class", r"kvoffload\.traces\.chaining\.ChainingCounter"),  # likewise
     ("py:class", r"kvoffload\.traces\.returns\.Returns"),  # likewise
     ("py:class", r"kvoffload\.replay\.groups\.(_Rule|ChunkIndex|Runs)"),  # likewise
@@ -97,7 +96,7 @@ UNSHOWN = {  # members that other parts of the library use
     "kvoffload.replay.durations.DurationHistogram": "add",
     "kvoffload.tiers.DirectoryTier": "folder",
     "kvoffload.tiers.Region": "views_unchecked",
-    "kvoffload.tiers.RemoteStore": "chore, move",
+    "kvoffload.tiers.RemoteStore": "call, chore",
     "kvoffload.traces.PromptOptions": "blocks",
     "kvoffload.traces.chaining.Chaining": "is_broken, is_suspect",
 }

@@ -174,10 +174,16 @@ cdef class FileStore:
 
 
 cdef class CallStore:
-    """Calls of an object, a ``tiers.engine.contract.Store``, which threads of Python make.
+    """Calls of an object, which threads of Python make, several at once.
 
     What it keeps of a block are its `block_bytes` and its seal behind them, in a buffer of
-    `slot_bytes`. A call gets at most `blocks_per_call` blocks, or `keys_per_query` keys.
+    `slot_bytes`. A call gets at most `blocks_per_call` blocks, or `keys_per_query` keys. The pool
+    makes the seals of blocks that are stored, and compares those of blocks that are read.
+
+    ``target.call(op, keys, slots, buffers, *, deadline, generation)`` fills the buffers of blocks,
+    stores what they hold or, without buffers, finds out what is there, by a time in monotonic
+    seconds. It returns a status per key; all have failed if it raises.
+    ``target.chore(kind, data)`` does what `Pool.chore` was given, and returns a status.
     """
 
     cdef kvo_store store
@@ -200,7 +206,8 @@ cdef class Pool:
     """Threads that move blocks between a region and a store; see ``tiers.engine.contract``.
 
     `threads`, >= 1, does not count the keeper. A staged pool has buffers, the blocks of the region
-    `staging`, and `ack_copied` says whether a put ends when it is copied.
+    `staging`, and `ack_copied` says whether a put ends when it is copied. Callers serialise, except
+    for `notify` and `wait`.
     """
 
     cdef kvo_pool* pool
@@ -332,7 +339,13 @@ cdef class Pool:
             Py_INCREF(self.kept)  # a thread that returns later uses it
 
     def submit(self, job, op, list keys, slots, ids, *, timeout_s, generation):
-        """Take a job."""
+        """Take a job; it ends within `timeout_s` seconds, or is late.
+
+        `job` is a number that no job under way has, `op` READ, WRITE or, of calls, QUERY, which
+        uses neither `slots` nor `ids`: ``(n,)`` int64, where each block is in the store and in the
+        region, checked by the caller. `keys` are stored keys, at least one, and `generation` is the
+        number of the job's.
+        """
         cdef int64_t[::1] store_slots = slots
         cdef int64_t[::1] region_ids = ids
         cdef Py_ssize_t size = len(keys)
@@ -361,7 +374,13 @@ cdef class Pool:
         kvo_submit(self.pool, made)
 
     def cancel(self, job):
-        """Take a job back; unfinished blocks are UNAVAILABLE."""
+        """Take back a job whose number a call cannot return, because it was interrupted.
+
+        When this returns, the region's blocks are the caller's again: blocks that no thread had
+        taken are UNAVAILABLE, and those being written get no seal. This waits for a direct read,
+        until its deadline at the latest. Return False if the pool does not have the job: it was
+        never submitted, or it has settled.
+        """
         cdef int64_t job_id = job
         cdef int found = 2
         while found == 2:
@@ -372,13 +391,20 @@ cdef class Pool:
         return found != 0
 
     def chore(self, job, offset, bytes data):
-        """Write bytes to the store's table, in a thread."""
+        """Write bytes to the store's table in a thread, or have the target's ``chore`` called.
+
+        Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
+        """
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         if kvo_submit_chore(self.pool, job, offset, start, len(data)) < 0:
             raise MemoryError
 
     def poll(self):
-        """Return the queue of entries, oldest first; the caller removes what it processes."""
+        """Return the entries, oldest first: always the same queue, which the caller empties.
+
+        An entry is an event in the life of a job: its number, flags added up (LATE, ENDED, SETTLED
+        or CHORE), and statuses, ``(n,)`` int8 in the order of submission; empty with LATE.
+        """
         cdef kvo_entry* entry
         cdef kvo_entry* following
         cdef int8_t[::1] target
@@ -412,13 +438,17 @@ cdef class Pool:
         return self.pool.signal_fd
 
     def stats(self):
-        """Return ``late_jobs`` and ``staging_bytes``."""
+        """Return ``late_jobs`` and ``staging_bytes``, the bytes of buffers in use."""
         cdef int64_t late_jobs, staging_bytes
         kvo_pool_stats(self.pool, &late_jobs, &staging_bytes)
         return {"late_jobs": late_jobs, "staging_bytes": staging_bytes}
 
     def close(self, timeout_s):
-        """End the threads."""
+        """End the threads and return whether all ended; blocks not started are UNAVAILABLE.
+
+        A call under way has another second, or a tenth of one if it is late. An exception of a
+        signal handler ends the wait, and a second call continues it.
+        """
         cdef int64_t until = kvo_now() + <int64_t>(timeout_s * 1e9)
         cdef bint is_over = self.ended
         while not is_over:

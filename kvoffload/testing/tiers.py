@@ -29,11 +29,11 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Done, State, Status, Tier
-from kvoffload.tiers.engine.contract import WRITE, Block, Pool, Store
+from kvoffload.tiers.engine.contract import WRITE
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.folder import status_of
-from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
+from kvoffload.tiers.local.index import Index, Policy, check_num_slots
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierKeywords, TierOptions
@@ -54,7 +54,7 @@ PATIENCE_S = 300.0
 # -- a bad tier ----------------------------------------------------------------------------------
 
 
-class _FaultyStore(Store):
+class _FaultyStore:
     """Blocks with their seals, by slot, behind calls that misbehave on demand."""
 
     def __init__(self) -> None:
@@ -65,15 +65,20 @@ class _FaultyStore(Store):
         self.running = threading.Event()
         self.running.set()
 
-    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:  # noqa: ARG002
-        (block,) = run
-        block.status = self._trouble("put" if op == WRITE else "get")
-        if block.status == Status.OK and op == WRITE:
-            self.values[block.slot] = bytes(block.views[0])
-        elif block.status == Status.OK:
-            block.views[0][:] = self.values[block.slot]
+    def call(
+        self, op: int, keys: list[bytes], slots: list[int], buffers: list[memoryview], **_: Any
+    ) -> list[int]:
+        """Read or write the one block of a call; return its status."""
+        (_key,), (slot,), (buffer,) = keys, slots, buffers
+        status = self._trouble("put" if op == WRITE else "get")
+        if status == Status.OK and op == WRITE:
+            self.values[slot] = bytes(buffer)
+        elif status == Status.OK:
+            buffer[:] = self.values[slot]
+        return [status]
 
     def chore(self, kind: int, data: bytes) -> Status:  # noqa: ARG002
+        """Do nothing."""
         return Status.OK
 
     def _trouble(self, op: str) -> Status:
@@ -89,11 +94,11 @@ class _FaultyStore(Store):
 class _FaultyMedium(Index):
     """The threads of a store that misbehaves; while it hangs, it confirms no `forget`."""
 
-    def __init__(self, jobs: Jobs, namespace: Namespace, manager: Any, num_slots: int) -> None:
-        super().__init__(jobs, namespace, manager, num_slots)
+    def __init__(self, jobs: Jobs, namespace: Namespace, policy: Policy, num_slots: int) -> None:
+        super().__init__(jobs, namespace, policy, num_slots)
         self.store = _FaultyStore()
 
-    def open_pool(self, region: Region) -> Pool:
+    def open_pool(self, region: Region) -> Any:
         """Start the threads."""
         options, namespace = self.jobs.options, self.namespace
         buffers = staging_buffers(options.staging_bytes, namespace.block_bytes + SEAL_BYTES)
@@ -105,8 +110,7 @@ class _FaultyMedium(Index):
             blocks_per_call=1,
             keys_per_query=1,
         )
-        pool: Pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
-        return pool
+        return io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
 
     def confirm(self) -> bool:
         """Return whether the medium does not hang."""
@@ -143,8 +147,7 @@ class FaultyTier(ComposedTier):
         num_slots = check_num_slots(check_int("capacity_bytes", capacity_bytes, 0), block_bytes)
         options = TierOptions.of(keywords, name="faulty", threads=4)
         jobs = Jobs(options, block_bytes)
-        manager = make_manager(policy, num_slots)
-        medium = _FaultyMedium(jobs, namespace, manager, num_slots)
+        medium = _FaultyMedium(jobs, namespace, policy, num_slots)
         self._store = medium.store
         self._slots = medium
         super().__init__(medium, num_slots * block_bytes)

@@ -27,7 +27,7 @@ Glossary
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
@@ -41,21 +41,6 @@ from .region import Region
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "BlockIDs",
-    "Done",
-    "Health",
-    "Operation",
-    "State",
-    "Status",
-    "Tier",
-    "TierError",
-    "TierEvent",
-    "TierInUseError",
-    "TierInterruptedError",
-    "TierSpaceError",
-]
 
 Operation = Literal["query", "put", "get"]
 BlockIDs = Sequence[int] | npt.NDArray[np.integer]
@@ -200,7 +185,22 @@ class TierInterruptedError(TierError, RuntimeError):
     """A tier in which an exception from outside ended a call in the middle: open it again."""
 
 
-class Tier(ABC):
+class Closing:
+    """Something with a method `close`, which a ``with`` statement calls at its end."""
+
+    __slots__ = ()
+    close: Callable[..., object]
+
+    def __enter__(self) -> Self:
+        """Return the object."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+class Tier(Closing, ABC):
     """A store of blocks of host memory under their keys, on some medium.
 
     A **key** is any ``bytes``. Keys of 1 to 40 bytes are stored unchanged, others as their
@@ -384,16 +384,14 @@ class Tier(ABC):
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, **last key first**; unknown keys are ignored."""
 
-    def release(self, keys: Iterable[bytes]) -> None:  # noqa: B027
+    def release(self, keys: Iterable[bytes]) -> None:
         """Let blocks leave before all others, last key first; unknown keys are ignored.
 
         By default this does nothing: one client's session must not decide what a shared medium
         keeps.
         """
 
-    def end_request(  # noqa: B027
-        self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1
-    ) -> None:
+    def end_request(self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1) -> None:
         """Note that a request has ended, for `release`: which blocks several sessions share.
 
         By default this does nothing, as `release`.
@@ -482,11 +480,3 @@ class Tier(ABC):
             Whether all jobs ended. If not, some call has not returned: its thread and the memory
             that it may still write to are kept until the process ends.
         """
-
-    def __enter__(self) -> Self:
-        """Return the tier."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the tier."""
-        self.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import NamedTuple
 
@@ -11,20 +11,12 @@ from kvoffload.errors import describe
 from .generation import Generation
 from .options import BUILT_IN, split_url
 
-__all__ = ["Deleted", "delete_blocks"]
-
 
 class Deleted(NamedTuple):
     """What was deleted: blocks, and their bytes on the medium."""
 
     blocks: int
     nbytes: int
-
-    def __add__(self, other: object) -> Deleted:
-        """Return the sum of two deletions."""
-        if not isinstance(other, Deleted):
-            return NotImplemented
-        return Deleted(self.blocks + other.blocks, self.nbytes + other.nbytes)
 
 
 def delete_blocks(url: str, generation: str | None = None) -> Deleted:
@@ -57,5 +49,6 @@ def delete_blocks(url: str, generation: str | None = None) -> Deleted:
     if kind not in keeping:
         raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
     number = None if generation is None else Generation.of(generation).number
-    delete: Callable[..., Deleted] = import_module(BUILT_IN[kind].module).delete_blocks
-    return delete(f"{kind}:{place}", options, number)
+    delete: Callable[..., Iterator[Deleted]] = import_module(BUILT_IN[kind].module).delete_blocks
+    parts = list(delete(f"{kind}:{place}", options, number))
+    return Deleted(sum(part.blocks for part in parts), sum(part.nbytes for part in parts))

@@ -25,17 +25,6 @@ from kvoffload.errors import describe
 from .base import Status
 from .region import ALIGNMENT
 
-__all__ = [
-    "MAX_DEPTH",
-    "Folder",
-    "above_streams",
-    "check_path",
-    "make_folders",
-    "status_of",
-    "temporary_name",
-    "transfer",
-]
-
 MAX_DEPTH = 8
 """Levels of folders that are removed below the named one; the tier makes two."""
 LAST_STREAM = 2

@@ -17,11 +17,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from kvoffload._checks import check_instance
 from kvoffload.errors import describe
 
 from .metrics import write_line
-
-__all__ = ["Generation", "GenerationSource"]
 
 MAX_CHARACTERS = 64
 RANDOM_BYTES = 16
@@ -44,8 +43,7 @@ class Generation(NamedTuple):
         TypeError, ValueError
             If it is no such text.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"generation must be text, got {describe(name)}")
+        check_instance("generation", name, str, "text")
         if len(name) > MAX_CHARACTERS or not name.isprintable():
             raise ValueError(
                 f"generation must be at most {MAX_CHARACTERS} printable characters, "
@@ -58,11 +56,6 @@ class Generation(NamedTuple):
     def random(cls) -> Generation:
         """Return a generation that nobody shares."""
         return cls.of(secrets.token_hex(RANDOM_BYTES))
-
-    @property
-    def text(self) -> str:
-        """The number in 16 hex digits, as in names on media."""
-        return f"{self.number:016x}"
 
 
 class GenerationSource:
@@ -99,12 +92,9 @@ class GenerationSource:
         if name:
             raise ValueError(f"generation must not be given with generation_file, got {name!r}")
         self._path = Path(path)
-        self.first = self._read()
+        self.first = self._read(self._path)
 
-    def _read(self) -> str:
-        path = self._path
-        if path is None:
-            raise ValueError("there is no file")
+    def _read(self, path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         try:
@@ -121,7 +111,7 @@ class GenerationSource:
         name = None
         if self._path is not None:
             try:
-                name = self._read()
+                name = self._read(self._path)
             except (OSError, ValueError) as error:
                 write_line(logging.ERROR, "the generation could not be read: %s", error)
         if name is None:

@@ -10,20 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, Histogram, Sample
 
-from .base import Status, TierEvent
-
-__all__ = ["Events", "TierMetrics", "write_line"]
+from .base import State, Status, TierEvent
 
 log = logging.getLogger("kvoffload.tiers")
+
+_LOOKUPS = {"hits": State.HIT, "misses": State.MISS, "unknown": State.UNKNOWN}
 
 
 class TierMetrics:
     """The counters of one tier."""
 
     def __init__(self) -> None:
-        self.hits = 0  # keys that were looked up and found
-        self.misses = 0
-        self.unknown = 0
+        self.lookups = [0] * (max(State) + 1)  # keys, by known `State`
         # By operation and `Status`: "put" as reported to callers, "store" as written.
         self.blocks: Counter[tuple[str, int]] = Counter()
         self.nbytes: Counter[str] = Counter()  # moved, by operation
@@ -44,7 +42,7 @@ class TierMetrics:
 
     def stats(self) -> dict[str, int]:
         """Return the counters as one flat dict, such as ``put_ok`` and ``removed_corrupt``."""
-        found = {"hits": self.hits, "misses": self.misses, "unknown": self.unknown}
+        found = {name: self.lookups[state] for name, state in _LOOKUPS.items()}
         for op in ("query", "put", "get", "store"):
             for status in Status:
                 found[f"{op}_{status.name.lower()}"] = self.blocks[op, status]
@@ -65,9 +63,7 @@ class TierMetrics:
             ``{"get": 0, "put": 1}``: whether the breaker refuses calls.
         """
         values: dict[str, Iterable[tuple[dict[str, str], float | Histogram]]] = {
-            "hits": [({}, self.hits)],
-            "misses": [({}, self.misses)],
-            "unknown": [({}, self.unknown)],
+            **{name: [({}, self.lookups[state])] for name, state in _LOOKUPS.items()},
             "declined": [({}, self.blocks["put", Status.DECLINED])],
             "blocks": (
                 ({"op": op, "status": Status(status).name.lower()}, count)

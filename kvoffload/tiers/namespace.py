@@ -18,19 +18,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from kvoffload._checks import check_int
+from kvoffload._checks import check_instance, check_int
 from kvoffload.errors import describe
 
+from .base import TierError
+from .folder import Folder
 from .region import MAX_BLOCK_BYTES
 
-__all__ = [
-    "FINGERPRINT_BYTES",
-    "MAX_JSON_BYTES",
-    "Namespace",
-    "check_namespace",
-    "fields_of",
-    "weights_identity",
-]
+NAMESPACE = "namespace.json"
+"""Name of the file with the JSON in the folder of a namespace."""
 
 FINGERPRINT_BYTES = 16
 MAX_JSON_BYTES = 2**20
@@ -136,15 +132,19 @@ class Namespace:
 
 def check_namespace(namespace: Any) -> Namespace:
     """Return a namespace; TypeError if it is not a `Namespace`."""
-    if not isinstance(namespace, Namespace):
-        raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
-    return namespace
+    checked: Namespace = check_instance("namespace", namespace, Namespace, "a Namespace")
+    return checked
 
 
-def fields_of(data: bytes | None) -> dict[str, Any]:
-    """Return the fields in the JSON of a namespace on a medium; empty if it is none."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        found = json.loads(data or b"")
+def is_hex(name: str, nbytes: int) -> bool:
+    """Return whether a name is that many bytes in hex, as the names of folders on media are."""
+    return len(name) == 2 * nbytes and not set(name) - set("0123456789abcdef")
+
+
+def fields_in(folder: Folder) -> dict[str, Any]:
+    """Return the fields of the namespace of a folder on a medium; empty if they are invalid."""
+    with contextlib.suppress(TierError, OSError, ValueError, TypeError, RecursionError):
+        found = json.loads(folder.read(NAMESPACE, MAX_JSON_BYTES) or b"")
         if isinstance(found, dict):
             _check_plain("namespace", found, -1)
             return found
@@ -209,8 +209,7 @@ def weights_identity(source: str | Path, revision: str | None = None) -> Any:
 
     Complexity: O(files), some 400 KB read of each.
     """
-    if not isinstance(source, str | Path):
-        raise TypeError(f"source must be a path or a name, got {describe(source)}")
+    check_instance("source", source, str | Path, "a path or a name")
     path = Path(source)
     if path.is_file():
         return [_file_identity(path, path.name)]

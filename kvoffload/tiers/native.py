@@ -7,8 +7,6 @@ from typing import Any
 
 from kvoffload._implementation import require_compiled
 
-__all__ = ["io", "require_extensions"]
-
 
 class _Extension:
     """``kvoffload._core.io``, imported when it is first used."""

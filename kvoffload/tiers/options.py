@@ -15,24 +15,13 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias, TypedDict
 from urllib.parse import parse_qsl
 
-from kvoffload._checks import check_bool, check_int
+from kvoffload._checks import check_bool, check_instance, check_int
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 
 from .base import Tier
 from .generation import Generation
 from .namespace import Namespace
-
-__all__ = [
-    "ENTRY_POINTS",
-    "MAX_QUEUED_BYTES",
-    "STAGING_BYTES",
-    "Readers",
-    "TierKeywords",
-    "TierOptions",
-    "open_tier",
-    "read_options",
-]
 
 ENTRY_POINTS = "kvoffload.tiers"
 STAGING_BYTES = 128 * 2**20
@@ -96,8 +85,7 @@ class TierOptions:
         check_int("staging_bytes", self.staging_bytes, 0)
         if self.ack not in ("copied", "stored"):
             raise ValueError(f"ack must be 'copied' or 'stored', got {describe(self.ack)}")
-        if not isinstance(self.name, str):
-            raise TypeError(f"name must be text, got {describe(self.name)}")
+        check_instance("name", self.name, str, "text")
         check_bool("enable_events", self.enable_events)
         check_int("max_queued_bytes", self.max_queued_bytes, 0)
         Generation.of(self.generation)
@@ -169,14 +157,12 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
     ValueError
         If an option is unknown, or its text is wrong; the message names it.
     """
-    if not isinstance(options, Mapping):
-        raise TypeError(f"options must be a mapping, got {describe(options)}")
+    check_instance("options", options, Mapping, "a mapping")
     arguments = {}
     for option, text in options.items():
         if option not in known:
             raise ValueError(f"option {describe(option)} must be one of {', '.join(known)}")
-        if not isinstance(text, str):
-            raise TypeError(f"option {option} must be text, got {describe(text)}")
+        check_instance(f"option {option}", text, str, "text")
         keyword, read = known[option]
         try:
             arguments[keyword] = read(text)
@@ -274,8 +260,7 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
 
     The kind is empty if there is no colon. Raises TypeError or ValueError like `open_tier`.
     """
-    if not isinstance(url, str):
-        raise TypeError(f"url must be text, got {describe(url)}")
+    check_instance("url", url, str, "text")
     kind, colon, rest = url.partition(":")
     place, _, query = rest.partition("?")
     try:

@@ -11,8 +11,6 @@ from kvoffload.errors import describe
 
 from .base import Tier
 
-__all__ = ["TierCollector"]
-
 
 class TierCollector(TableCollector):
     """A collector of the metrics of tiers, read at each scrape.

@@ -21,8 +21,6 @@ import numpy.typing as npt
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
-__all__ = ["ALIGNMENT", "Region", "num_buffers", "round_up", "staging_buffers"]
-
 ALIGNMENT = 4096
 """Addresses and sizes that are multiples of this can be read and written without a copy."""
 

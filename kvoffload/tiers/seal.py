@@ -28,8 +28,6 @@ from kvoffload.errors import describe
 
 from .native import io
 
-__all__ = ["SEAL_BYTES", "seed_of", "stored_key", "stored_keys", "xxh3_64"]
-
 SEAL_BYTES = 64
 MAX_KEY_BYTES = 40
 DIGEST_BYTES = 32

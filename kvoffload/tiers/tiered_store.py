@@ -24,7 +24,8 @@ import select
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,27 +39,22 @@ from kvoffload import (
     PrepareStoreOutput,
     Request,
 )
-from kvoffload._checks import as_batch, check_bool, check_hints, check_part
+from kvoffload._checks import as_batch, check_bool, check_hints, check_instance, check_part
 from kvoffload._hold import Hold
 from kvoffload.errors import describe, request_finished
 from kvoffload.managers import calls
-from kvoffload.tiers.engine.tier import (
-    TRANSFER_BYTES_PER_S,
-    TRANSFER_DEADLINE_S,
-    check_deadline,
-    check_timeout,
-)
+from kvoffload.tiers.engine.tier import check_deadline, check_timeout, transfer_deadline
 
-from .base import Done, State, Status, Tier
+from .base import Closing, Done, State, Status, Tier
 from .generation import Generation
 from .region import Region
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Fetched", "TieredRequest", "TieredStore"]
-
 log = logging.getLogger("kvoffload.tiers")
+
+_Prepared: TypeAlias = PrepareStoreOutput[BlockIDsLoadStoreSpec]
 
 NO_BLOCKS = np.empty(0, np.int64)
 
@@ -204,7 +200,7 @@ class TieredRequest:
         self._require_open("fetch")
         part, resident = self._part(start, stop), self._store._resident
         fetched = next((at for at, key in enumerate(part) if key not in resident), None)
-        check_deadline(deadline_s)
+        check_deadline(deadline_s, 0.0)
         if not self._has_looked:
             self._request.lookup(start)
             self._has_looked = True
@@ -323,7 +319,7 @@ class TieredRequest:
         return self.hashes[first:end]
 
 
-class TieredStore:
+class TieredStore(Closing):
     """Blocks in host memory and in tiers, nearest first.
 
     A scheduler uses it like a manager. It begins a `TieredRequest` per prompt, calls `fetch` for
@@ -376,8 +372,7 @@ class TieredStore:
         *,
         promote: bool = True,
     ) -> None:
-        if not isinstance(region, Region):
-            raise TypeError(f"region must be a Region, got {describe(region)}")
+        check_instance("region", region, Region, "a Region")
         if write not in ("through", "demote"):
             raise ValueError(f"write must be 'through' or 'demote', got {describe(write)}")
         stats = getattr(manager, "stats", None)
@@ -484,19 +479,17 @@ class TieredStore:
 
     def _reachable(self, batch: Sequence[BlockHash], ready: int) -> int:
         """Count the leading blocks that are reachable, given the number of ready ones."""
-        reachable = ready
-        while reachable < len(batch) and self._is_somewhere(batch[reachable]):
-            reachable += 1
-        return reachable
+        return ready + sum(1 for _ in itertools.takewhile(self._is_somewhere, batch[ready:]))
 
     def _is_ready(self, key: BlockHash) -> bool:
         """Return whether a block is in host memory, without counting a lookup."""
         return key in self._resident and key not in self._loads and key not in self._storing
 
-    def _is_somewhere(self, key: BlockHash) -> bool:
+    def _is_somewhere(self, key: BlockHash, *, maybe: bool = False) -> bool:
+        """Return whether a block is reachable or, with `maybe`, may be."""
         if key in self._loads or self._is_ready(key):
             return True
-        return key not in self._storing and self._find(key, 0) is not None
+        return key not in self._storing and self._find(key, 0, maybe=maybe) is not None
 
     def _find(self, key: BlockHash, first: int, *, maybe: bool = False) -> int | None:
         """Return the nearest tier from `first` on that has a key or, with `maybe`, may have it."""
@@ -571,11 +564,9 @@ class TieredStore:
         request: Request[BlockIDsLoadStoreSpec] | None = None,
         start: int = 0,
     ) -> int:
-        seconds = check_deadline(deadline_s)
         wanted = [] if self._forgotten_jobs else self._wanted(batch)
-        if seconds is None:
-            nbytes = len(wanted) * self.region.block_bytes
-            seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
+        default = transfer_deadline(len(wanted) * self.region.block_bytes)
+        seconds = check_deadline(deadline_s, default)
         self._next_job += 1
         pin, unpin = self.manager.prepare_load, self.manager.complete_load
         hold: Hold[BlockHash] = Hold(pin, unpin, self._room)
@@ -589,15 +580,8 @@ class TieredStore:
 
     def _wanted(self, batch: Sequence[BlockHash]) -> list[BlockHash]:
         """Return the distinct leading keys that are, or may be, reachable."""
-        wanted: dict[BlockHash, None] = {}
-        for key in batch:
-            if key in self._storing:
-                break
-            here = key in self._loads or self._is_ready(key)
-            if not here and self._find(key, 0, maybe=True) is None:
-                break
-            wanted[key] = None
-        return list(wanted)
+        may_be = partial(self._is_somewhere, maybe=True)
+        return list(dict.fromkeys(itertools.takewhile(may_be, batch)))
 
     def _room(self) -> int:
         """Return the number of blocks that are free or may leave."""
@@ -691,9 +675,8 @@ class TieredStore:
         if fetch.awaited and time.monotonic() < fetch.deadline:
             return
         del self._fetches[fetch.job]
-        count = 0
-        while count < len(fetch.hashes) and fetch.hashes[count] in fetch.hold.keys:
-            count += 1
+        held = itertools.takewhile(fetch.hold.keys.__contains__, fetch.hashes)
+        count = sum(1 for _ in held)
         fetch.awaited.clear()  # later blocks are for other fetches
         try:
             ids = self.manager.prepare_load(fetch.hashes[:count]).block_ids
@@ -732,9 +715,7 @@ class TieredStore:
             self._begin_stores(output)
         return output
 
-    def _begin_stores(
-        self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
-    ) -> dict[BlockHash, _Storing]:
+    def _begin_stores(self, output: _Prepared) -> dict[BlockHash, _Storing]:
         """Record and return the blocks that the engine is about to write."""
         ids = map(_Storing, self._take_over(output).tolist())
         begun = dict(zip(output.block_hashes_to_store, ids, strict=True))
@@ -760,9 +741,7 @@ class TieredStore:
             for index in range(len(self.tiers)):
                 self._put(index, "write", stored)
 
-    def _take_over(
-        self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
-    ) -> npt.NDArray[np.int64]:
+    def _take_over(self, output: _Prepared) -> npt.NDArray[np.int64]:
         """Record the new owners of a store's blocks, after saving those that left."""
         ids = output.store_spec.block_ids
         if self.write == "demote" and output.block_hashes_evicted:
@@ -973,14 +952,6 @@ class TieredStore:
         self._set_declining(allowed=True)
         self._closed = True
         return all(clean)
-
-    def __enter__(self) -> Self:
-        """Return the store."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close every tier."""
-        self.close()
 
 
 def _check_tiers(tiers: Any) -> tuple[Tier, ...]:

@@ -15,7 +15,6 @@ else:
 WAITS = (
     "engine.tier.QUERY_DEADLINE_S",
     "engine.tier.TRANSFER_DEADLINE_S",
-    "tiered_store.TRANSFER_DEADLINE_S",
     "local.slab.tier.FORGET_S",
     "local.slab.folder.READERS_S",
 )

@@ -161,7 +161,6 @@ def test_a_handler_of_the_log_that_raises_keeps_no_slab_from_forgetting(
     broken_log: FailingHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.1)
     with in_slab(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(8, BLOCK))
         pwrite = os.pwrite
@@ -182,10 +181,10 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
     with in_directory(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(8, BLOCK))
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise ZeroDivisionError
 
-        for name in ("move", "chore"):
+        for name in ("call", "chore"):
             monkeypatch.setattr(tier._medium.store, name, fail)
         before = threading.active_count()
         for _ in range(4):

@@ -405,12 +405,12 @@ class TestFetch:
         assert engine.fetch([b"unknown", *KEYS]) == 0
 
     def test_what_the_engine_is_storing_ends_a_prefix(self) -> None:
-        engine = self.prepared(memory())
-        output = engine.store.prepare_store([KEYS[20]])
+        engine = self.prepared(memory())  # the tier has the key, too
+        output = engine.store.prepare_store([KEYS[0]])
         assert output is not None
-        assert engine.store.lookup([KEYS[20], KEYS[8]]) == (0, 0)
-        assert engine.fetch([KEYS[9], KEYS[20], KEYS[10]]) == 1
-        engine.store.complete_store([KEYS[20]], success=False)
+        assert engine.store.lookup([KEYS[0], KEYS[8]]) == (0, 0)
+        assert engine.fetch([KEYS[9], KEYS[0], KEYS[10]]) == 1
+        engine.store.complete_store([KEYS[0]], success=False)
 
     def test_late_blocks_serve_the_next(self) -> None:
         """A fetch whose time is over ends; what its tier gives later is in host memory."""

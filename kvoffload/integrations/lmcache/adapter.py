@@ -56,7 +56,7 @@ from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Sample
 from kvoffload.errors import describe
 from kvoffload.integrations.tiers import CLOSE_S, TEXTS, check_options, opening
 from kvoffload.tiers import Done, Namespace, Region, State, Status, Tier, TierEvent, open_tier
-from kvoffload.tiers.engine.tier import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S
+from kvoffload.tiers.engine.tier import transfer_deadline
 from kvoffload.tiers.generation import GenerationSource
 from kvoffload.tiers.options import split_url
 from kvoffload.tiers.region import MAX_BLOCK_BYTES, allocate
@@ -867,4 +867,4 @@ def _by_size(sizes: list[int]) -> Iterable[tuple[int, list[int]]]:
 
 def _seconds(num_blocks: int, nbytes: int) -> float:
     """Return the seconds of a transfer: a tier's default, but no longer than LMCache's locks."""
-    return min(TRANSFER_DEADLINE_S + num_blocks * nbytes / TRANSFER_BYTES_PER_S, LONGEST_S)
+    return min(transfer_deadline(num_blocks * nbytes), LONGEST_S)

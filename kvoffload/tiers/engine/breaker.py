@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Breaker"]
-
 FAILURES = 5
 """Failures in a row that open a breaker."""
 FIRST_PAUSE_S = 1.0
@@ -79,15 +77,13 @@ class Breaker:
     def fail(self) -> None:
         """Count a call that the medium did not answer, or answered with an error."""
         self._failures += 1
-        if self._probing:
-            self._open(min(2 * self._pause_s, LONGEST_PAUSE_S))
-        elif not self._pause_s and self._failures >= FAILURES:
-            self._open(FIRST_PAUSE_S)
+        if self._probing or (not self._pause_s and self._failures >= FAILURES):
+            self._open()
 
     def trip(self) -> None:
         """Open at once, as after a call that holds memory and does not return."""
         if self._probing or not self._pause_s:
-            self._open(min(2 * self._pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S)
+            self._open()
 
     def withdraw(self) -> None:
         """Take back a call that was allowed and never reached the medium."""
@@ -103,8 +99,8 @@ class Breaker:
             self._stopped = True
             self.closed = False
 
-    def _open(self, pause_s: float) -> None:
-        self._pause_s = pause_s
+    def _open(self) -> None:
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S
         self.closed = False
-        self._retry_at = self._clock() + pause_s
+        self._retry_at = self._clock() + self._pause_s
         self._probing = False

@@ -1,18 +1,19 @@
 """The contracts of the parts of a tier.
 
 `ComposedTier` joins its `Jobs` and a `Medium`, which has the location of every key and starts the
-threads that move blocks, the `Pool`. A local medium has an index, which decides the locations; a
+threads that move blocks, the pool. A local medium has an index, which decides the locations; a
 shared one has verdicts, which are valid for some time. Threads move blocks between a region and a
-`Store`.
+store.
 
-The pool is compiled (``kvoffload._core.io``). Its threads never take the interpreter's lock where
-blocks are in files or in memory. Shared media are called in Python, by threads of Python that take
-their work from the same queues: sums, seals and copies need no lock there, either.
+The pool and its stores are compiled (``kvoffload._core.io``). The threads never take the
+interpreter's lock where blocks are in files or in memory. Shared media are called in Python, by
+threads of Python that take their work from the same queues: sums, seals and copies need no lock
+there, either.
 
 The terms are those of the glossary in ``base``.
 
 Jobs
-    `Pool.submit` takes a job's blocks. Threads take *runs* of blocks, not jobs: blocks of one job
+    ``Pool.submit`` takes a job's blocks. Threads take *runs* of blocks, not jobs: blocks of one job
     that are adjacent in the store, up to 8 MiB, move in one call. Reads go first, and two threads
     of more than two never write, so that writes cannot hold reads up.
 Direct and staged
@@ -30,38 +31,18 @@ The keeper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers.base import Status
+from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import Region
 
 if TYPE_CHECKING:
     from .jobs import Job, Jobs
-
-__all__ = [
-    "CHORE",
-    "DROP",
-    "ENDED",
-    "LATE",
-    "MOVING",
-    "QUERY",
-    "READ",
-    "SETTLED",
-    "TOUCH",
-    "WRITE",
-    "Block",
-    "Entry",
-    "Medium",
-    "Pool",
-    "Store",
-]
 
 READ = 0
 WRITE = 1
@@ -79,6 +60,10 @@ SETTLED = 4
 """No thread works on the job any longer; the statuses are those of the store."""
 CHORE = 8
 """A chore has ended; its status is the only one."""
+
+OK, MISS = np.int8(Status.OK), np.int8(Status.MISS)
+HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
+"""Statuses and states, as they are compared per block."""
 
 MOVING = -1
 """Status of an unfinished block; no entry has it."""
@@ -124,9 +109,9 @@ class Medium(ABC):
     def known(self, key: bytes) -> int:
         """Return the known `State` of a key."""
 
-    @abstractmethod
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
         """Return the known state of keys, ``(n,)`` int8, a `State` each."""
+        return np.array([self.known(key) for key in keys], np.int8)
 
     @abstractmethod
     def wanted(self, keys: list[bytes]) -> list[bytes]:
@@ -203,8 +188,8 @@ class Medium(ABC):
     # -- threads -----------------------------------------------------------------------------
 
     @abstractmethod
-    def open_pool(self, region: Region) -> Pool:
-        """Start the threads."""
+    def open_pool(self, region: Region) -> Any:
+        """Start the threads; return their ``kvoffload._core.io.Pool``."""
 
     def attached(self) -> None:  # noqa: B027
         """Do the work of opening that needs threads."""
@@ -233,98 +218,7 @@ class Medium(ABC):
         """Release everything in a forked child without notifying a thread or another process."""
 
 
-# -- threads and stores ----------------------------------------------------------------------------
-
-
-class Entry(NamedTuple):
-    """An event in the life of a job."""
-
-    job: int  # the id that it was submitted under
-    flags: int  # `LATE`, `ENDED`, `SETTLED` or `CHORE`, added up
-    statuses: npt.NDArray[np.int8]  # (n,), in the order of submission; empty with `LATE`
-
-
-class Pool(Protocol):
-    """Threads that move blocks.
-
-    Notes
-    -----
-    Thread-safety: callers serialise, except `notify` and `wait`.
-    """
-
-    def submit(
-        self,
-        job: int,
-        op: int,
-        keys: Sequence[bytes],
-        slots: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
-        *,
-        timeout_s: float,
-        generation: int,
-    ) -> None:
-        """Take a job; it ends within `timeout_s` seconds, or is late.
-
-        Parameters
-        ----------
-        job : int
-            A number that no job under way has.
-        op : int
-            `READ`, `WRITE` or, of calls, `QUERY`, which uses neither `slots` nor `ids`.
-        keys : sequence of bytes
-            The stored keys, at least one.
-        slots, ids : numpy.ndarray
-            ``(n,)`` int64: where each block is in the store and in the region; checked by the
-            caller.
-        timeout_s : float
-            Seconds.
-        generation : int
-            The number of the job's generation.
-        """
-
-    def chore(self, job: int, offset: int, data: bytes) -> None:
-        """Write bytes to the store's table in a thread, or have `Store.chore` called.
-
-        Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
-        """
-
-    def cancel(self, job: int) -> bool:
-        """Take back a job whose number a call cannot return, because it was interrupted.
-
-        When this returns, the region's blocks are the caller's again: blocks that no thread had
-        taken are UNAVAILABLE, and those being written get no seal. This waits for a direct read,
-        until its deadline at the latest.
-
-        Returns
-        -------
-        bool
-            False if the pool does not have the job: it was never submitted, or it has settled.
-        """
-
-    def poll(self) -> deque[Entry]:
-        """Return the entries, oldest first: always the same queue, which the caller empties."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `poll` has something to return, or `notify` is called."""
-
-    def notify(self) -> None:
-        """Make the file descriptor readable, and end a `wait`."""
-
-    def fileno(self) -> int:
-        """Return a file descriptor that is readable when `wait` would not wait."""
-
-    def stats(self) -> dict[str, int]:
-        """Return ``late_jobs`` and ``staging_bytes``, the bytes of buffers in use."""
-
-    def close(self, timeout_s: float) -> bool:
-        """End the threads and return whether all ended; blocks not started are UNAVAILABLE.
-
-        A call under way has another second, or a tenth of one if it is late. An exception of a
-        signal handler ends the wait, and a second call continues it.
-        """
-
-    def abandon(self) -> None:
-        """Forget the threads, which a forked child does not have."""
+# -- calls ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -347,48 +241,3 @@ class Block:
     slot: int
     views: list[memoryview]
     status: int = field(default=MOVING, init=False)
-
-
-class Store(ABC):
-    """A place where blocks are kept that is called in Python, by several threads at once.
-
-    The pool makes the seals of blocks that are stored, and compares those of blocks that are read.
-    """
-
-    @abstractmethod
-    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:
-        """Fill the buffers of blocks, store what they hold, or find out what is there.
-
-        Blocks to which it gives no status, and all if it raises, have failed.
-
-        Parameters
-        ----------
-        op : int
-            `READ`, `WRITE` or `QUERY`.
-        run : sequence of Block
-            The blocks.
-        deadline : float
-            When the call should have ended, monotonic seconds.
-        generation : int
-            The number of the job's generation.
-        """
-
-    @abstractmethod
-    def chore(self, kind: int, data: bytes) -> Status:
-        """Do what `Pool.chore` was given."""
-
-    def call(
-        self,
-        op: int,
-        keys: list[bytes],
-        slots: list[int],
-        buffers: list[memoryview],
-        *,
-        deadline: float,
-        generation: int,
-    ) -> list[int]:
-        """Move a run, for the pool; return the statuses."""
-        views = [[buffer] for buffer in buffers] or [[]] * len(keys)
-        run = [Block(*each) for each in zip(keys, slots, views, strict=True)]
-        self.move(op, run, deadline, generation)
-        return [block.status for block in run]

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,7 @@ from kvoffload.tiers.native import require_extensions
 from kvoffload.tiers.options import TierOptions
 
 from .breaker import Breaker
-from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Medium, Pool
-
-__all__ = ["QUERY_DEADLINE_S", "Job", "Jobs"]
+from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Medium
 
 QUERY_DEADLINE_S = 0.1
 MAX_QUEUED_KEYS = 100_000
@@ -91,7 +90,7 @@ class Jobs:
         self.options = options
         self.generation = Generation.of(options.generation)
         self.block_bytes = block_bytes
-        self.pool: Pool | None = None  # once there is a region
+        self.pool: Any = None  # the threads, once there is a region
         self.reads = Breaker()  # whether the medium is asked
         self.writes = Breaker()
         self.metrics = TierMetrics()
@@ -99,7 +98,7 @@ class Jobs:
         self.unsettled: dict[int, Job] = {}  # those in the pool, by id
         self._is_shared = is_shared
         self._last_id = 0
-        self._done: list[Done] = []  # those that `take_done` has not returned
+        self.done: list[Done] = []  # those that `Tier.poll` has not returned, in order
         self._chores: dict[int, Callable[[int], None]] = {}
         self._queued_bytes = 0
         self._log_corrupt_at = -math.inf
@@ -143,7 +142,7 @@ class Jobs:
         job.keys, job.slots = keys, slots
         self.unsettled[job.job] = job
         self._queue(job, 1)
-        self._pool().submit(
+        self.require_pool().submit(
             job.job,
             _KINDS[job.op],
             keys,
@@ -161,14 +160,15 @@ class Jobs:
         """
         chore_id = self._new_id()
         self._chores[chore_id] = done
-        self._pool().chore(chore_id, kind, data)
+        self.require_pool().chore(chore_id, kind, data)
 
     def finish_at_once(self, job: Job) -> None:
         """End a job that needs no I/O."""
         self._finish(job)
-        self._pool().notify()
+        self.require_pool().notify()
 
-    def _pool(self) -> Pool:
+    def require_pool(self) -> Any:
+        """Return the threads; RuntimeError if there is no region."""
         if self.pool is None:
             raise RuntimeError(f"tier {self.options.name!r} has no region: call attach() first")
         return self.pool
@@ -184,22 +184,13 @@ class Jobs:
 
     def collect(self, medium: Medium) -> None:
         """Process the entries of the pool."""
-        entries = self._pool().poll()
+        entries = self.require_pool().poll()
         while entries:
             job, flags, statuses = entries.popleft()
             if flags & CHORE:
                 self._chores.pop(job)(int(statuses[0]))
             else:
                 self._take_in(self.unsettled[job], flags, statuses, medium)
-
-    def take_done(self) -> list[Done]:
-        """Return the jobs that ended since the last call, in the order in which they ended."""
-        done, self._done = self._done, []
-        return done
-
-    def has_done(self) -> bool:
-        """Return whether `take_done` has something to return."""
-        return bool(self._done)
 
     def have_ended(self, jobs: Collection[int]) -> bool:
         """Return whether jobs have ended; unknown ones count as ended."""
@@ -261,7 +252,7 @@ class Jobs:
     def _finish(self, job: Job) -> None:
         """Complete a job, which is its `Done` from now on."""
         job.seconds = time.monotonic() - job.started
-        self._done.append(job)
+        self.done.append(job)
         self.metrics.count(job.op, np.bincount(job.status, minlength=len(Status)).tolist())
         self.metrics.nbytes[job.op] += job.nbytes
         self.metrics.observe(job.op, job.seconds)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import check_bool, check_int
+from kvoffload._checks import check_bool, check_instance, check_int
 from kvoffload._metrics import Sample
 from kvoffload.errors import describe
 from kvoffload.tiers.base import (
@@ -31,7 +31,6 @@ from kvoffload.tiers.base import (
     Done,
     Health,
     Operation,
-    State,
     Status,
     Tier,
     TierEvent,
@@ -41,27 +40,14 @@ from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-from .contract import Medium, Pool
+from .contract import ABSENT, HIT, MISS, OK, UNKNOWN, Medium
 from .jobs import QUERY_DEADLINE_S, Job
-
-__all__ = [
-    "LONGEST_DEADLINE_S",
-    "TRANSFER_BYTES_PER_S",
-    "TRANSFER_DEADLINE_S",
-    "ComposedTier",
-    "check_deadline",
-    "check_region",
-    "check_timeout",
-]
 
 LONGEST_DEADLINE_S = 86_400.0
 TRANSFER_DEADLINE_S = 1.0
 TRANSFER_BYTES_PER_S = 50_000_000
 EXIT_S = 1.0
 """Seconds for the jobs under way of all tiers together when the interpreter ends."""
-
-OK, MISS = np.int8(Status.OK), np.int8(Status.MISS)
-HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 
 class ComposedTier(Tier):
@@ -111,16 +97,17 @@ class ComposedTier(Tier):
             "in the middle; close it and open it again"
         )
 
-    def _enter(self) -> Pool:
-        """Begin a call that needs a region."""
+    def _enter(self) -> Any:
+        """Begin a call that needs a region; return the threads."""
         self._require_ready()
-        pool = self._jobs.pool
-        if pool is None:
-            raise RuntimeError(f"tier {self.name!r} has no region: call attach() first")
-        return pool
+        return self._jobs.require_pool()
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Make a change; an exception during it leaves the tier interrupted."""
+        """Make a change, in a call that needs no region.
+
+        An exception during it leaves the tier interrupted.
+        """
+        self._require_ready()
         self._is_ready = False
         change(*arguments)
         self._is_ready = True
@@ -168,7 +155,7 @@ class ComposedTier(Tier):
                     return holds
                 pool.wait(left)
         finally:
-            if self._jobs.has_done():
+            if self._jobs.done:
                 pool.notify()  # `poll` has something to return
 
     # -- jobs --------------------------------------------------------------------------------
@@ -187,9 +174,9 @@ class ComposedTier(Tier):
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
         started = time.monotonic()
         self._enter()
-        seconds, stored = check_deadline(deadline_s), stored_keys(keys)
+        seconds, stored = check_deadline(deadline_s, QUERY_DEADLINE_S), stored_keys(keys)
         self._collect()  # blocks stored meanwhile are known
-        return self._start("query", started, self._query, stored, seconds or QUERY_DEADLINE_S)
+        return self._start("query", started, self._query, stored, seconds)
 
     def _query(self, job: Job, stored: list[bytes], timeout_s: float) -> None:
         """Begin a query for the keys whose state is unknown."""
@@ -295,11 +282,8 @@ class ComposedTier(Tier):
                 raise ValueError(f"ids must be in 0 ... {self._region.num_blocks - 1}, got {wrong}")
             if distinct and (twice := first_repeat(checked)) is not None:
                 raise ValueError(f"ids must be distinct, got {twice} twice")
-        seconds = check_deadline(deadline_s)
-        if seconds is None:
-            nbytes = len(stored) * self.block_bytes
-            seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
-        return stored, checked, seconds
+        nbytes = len(stored) * self.block_bytes
+        return stored, checked, check_deadline(deadline_s, transfer_deadline(nbytes))
 
     def poll(self) -> list[Done]:
         if not self._is_closed:
@@ -307,15 +291,16 @@ class ComposedTier(Tier):
             self._collect()
         elif os.getpid() != self._pid:
             self._refuse()
-        return self._jobs.take_done()
+        done, self._jobs.done = self._jobs.done, []
+        return done
 
     def fileno(self) -> int:
-        return self._enter().fileno()
+        fd: int = self._enter().fileno()
+        return fd
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         timeout_s = check_timeout(timeout_s)
-        if not isinstance(jobs, Iterable):
-            raise TypeError(f"jobs must be a collection of jobs, got {describe(jobs)}")
+        check_instance("jobs", jobs, Iterable, "a collection of jobs")
         return self._wait_until(lambda: self._jobs.have_ended(jobs), timeout_s)
 
     # -- keys --------------------------------------------------------------------------------
@@ -328,12 +313,7 @@ class ComposedTier(Tier):
         jobs = self._jobs
         reads, metrics = jobs.reads, jobs.metrics
         state = self._medium.known(key) if reads.closed or reads.would_allow() else ABSENT
-        if state == HIT:
-            metrics.hits += 1
-        elif state == ABSENT:
-            metrics.misses += 1
-        else:
-            metrics.unknown += 1
+        metrics.lookups[state] += 1
         return state
 
     def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
@@ -344,32 +324,25 @@ class ComposedTier(Tier):
         """Return and count the known states of stored keys."""
         metrics = self._jobs.metrics
         if not self._jobs.reads.would_allow():
-            metrics.misses += len(stored)
+            metrics.lookups[ABSENT] += len(stored)
             return np.full(len(stored), ABSENT, np.int8)
         states = self._medium.states(stored)
-        counts = np.bincount(states, minlength=max(State) + 1).tolist()
-        metrics.hits += counts[HIT]
-        metrics.misses += counts[ABSENT]
-        metrics.unknown += counts[UNKNOWN]
+        for state, count in enumerate(np.bincount(states).tolist()):
+            metrics.lookups[state] += count
         return states
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        self._require_ready()
         self._change(self._medium.touch, stored_keys(keys))
 
     def release(self, keys: Iterable[bytes]) -> None:
-        self._require_ready()
         self._change(self._medium.release, stored_keys(keys))
 
     def end_request(self, keys: Iterable[bytes], own: Iterable[bytes], num_last: int = 1) -> None:
-        self._require_ready()
         num_last = check_int("num_last", num_last, 0)
-        self._change(
-            self._medium.served_at_once, stored_keys(keys), set(stored_keys(own)), num_last
-        )
+        others = set(stored_keys(own))
+        self._change(self._medium.served_at_once, stored_keys(keys), others, num_last)
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        self._require_ready()
         self._change(self._medium.discard, stored_keys(keys))
 
     @property
@@ -500,17 +473,23 @@ def first_repeat(ids: npt.NDArray[np.int64]) -> int | None:
 
 def check_region(name: str, region: Any, block_bytes: int) -> None:
     """Check that `region` is a region with blocks of a size."""
-    if not isinstance(region, Region):
-        raise TypeError(f"{name} must be a Region, got {describe(region)}")
+    check_instance(name, region, Region, "a Region")
     if region.block_bytes != block_bytes:
         raise ValueError(
             f"{name} must have blocks of {block_bytes} bytes, got {region.block_bytes}"
         )
 
 
-def check_deadline(deadline_s: float | None) -> float | None:
-    """Return a deadline in seconds, > 0, or None; TypeError, ValueError if it is neither."""
-    return None if deadline_s is None else _seconds("deadline_s", deadline_s, at_least_zero=False)
+def check_deadline(deadline_s: float | None, default: float) -> float:
+    """Return a deadline in seconds, > 0, or the default; TypeError, ValueError if it is invalid."""
+    if deadline_s is None:
+        return default
+    return _seconds("deadline_s", deadline_s, at_least_zero=False)
+
+
+def transfer_deadline(nbytes: int) -> float:
+    """Return the default deadline of a transfer, seconds."""
+    return TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
 
 
 def check_timeout(timeout_s: float) -> float:

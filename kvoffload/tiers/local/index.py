@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,12 @@ from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
 from kvoffload.managers import calls
 from kvoffload.policies import registry
-from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import Medium
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import ABSENT, HIT, OK, Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.namespace import Namespace
 
-__all__ = ["Index", "check_num_slots", "make_manager"]
-
-OK = np.int8(Status.OK)
-HIT, ABSENT = int(State.HIT), int(State.MISS)
+Policy: TypeAlias = "str | type[CachePolicy] | CachePolicy"
 
 
 def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
@@ -52,9 +49,9 @@ class Index(Medium):
 
     notes_uses = False  # whether `used` does anything
 
-    def __init__(self, jobs: Jobs, namespace: Namespace, manager: Any, num_slots: int) -> None:
+    def __init__(self, jobs: Jobs, namespace: Namespace, policy: Policy, num_slots: int) -> None:
         super().__init__(jobs, namespace)
-        self._index = manager
+        self._index = _make_manager(policy, num_slots)
         self._num_slots = num_slots
         self._slot_of = np.arange(num_slots, dtype=np.int64)
         self._storing: set[bytes] = set()  # keys whose store is under way
@@ -149,11 +146,10 @@ class Index(Medium):
             output = index.prepare_store(absent[:count])
         taken: list[bytes] = output.block_hashes_to_store
         if len(taken) < len(absent):
-            left = dict.fromkeys(absent[:count], Status.DECLINED)
-            left.update(dict.fromkeys(absent[count:], Status.FULL))
+            refused.update(dict.fromkeys(absent[:count], Status.DECLINED))
+            refused.update(dict.fromkeys(absent[count:], Status.FULL))
             for key in taken:
-                del left[key]
-            refused.update(left)
+                del refused[key]
         self._evicted(output.block_hashes_evicted)
         slots: npt.NDArray[np.int64] = self._slot_of[output.store_spec.block_ids]
         if self._busy and taken:
@@ -284,7 +280,7 @@ class Index(Medium):
         return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
 
 
-def make_manager(policy: str | type[CachePolicy] | CachePolicy, num_slots: int) -> Any:
+def _make_manager(policy: Policy, num_slots: int) -> Any:
     """Return the `CPUOffloadingManager` that is an index.
 
     Raises

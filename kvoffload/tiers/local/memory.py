@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvoffload import CachePolicy
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
-from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import ComposedTier, check_region
 from kvoffload.tiers.namespace import Namespace, check_namespace
@@ -18,12 +17,10 @@ from kvoffload.tiers.native import io
 from kvoffload.tiers.options import LOCAL, Readers, TierKeywords, TierOptions, read_options
 from kvoffload.tiers.region import Region
 
-from .index import Index, check_num_slots, make_manager
+from .index import Index, check_num_slots
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["MemoryTier"]
 
 
 class MemoryTier(ComposedTier):
@@ -71,11 +68,9 @@ class MemoryTier(ComposedTier):
         if memory is not None:
             check_region("memory", memory, block_bytes)
             num_slots = min(num_slots, memory.num_blocks)
-        manager = make_manager(policy, num_slots)
-        memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
         self.num_slots = num_slots
-        medium = _SecondRegion(Jobs(options, block_bytes), namespace, manager, num_slots)
-        medium.memory = memory
+        medium = _SecondRegion(Jobs(options, block_bytes), namespace, policy, num_slots)
+        medium.memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
         super().__init__(medium, num_slots * block_bytes)
 
 
@@ -85,13 +80,12 @@ class _SecondRegion(Index):
     direct = True
     memory: Region
 
-    def open_pool(self, region: Region) -> Pool:
+    def open_pool(self, region: Region) -> Any:
         # Bytes of another object do not match: this one's salt seeds the sums.
         fingerprint = self.namespace.fingerprint + os.urandom(8)
         sums = np.zeros(self.memory.num_blocks, np.uint64)
         store = io.MemoryStore(self.memory, fingerprint, sums)
-        pool: Pool = io.Pool(region, store, self.jobs.options.threads)
-        return pool
+        return io.Pool(region, store, self.jobs.options.threads)
 
 
 _READERS: Readers = {"capacity": ("capacity_bytes", parse_size), "policy": ("policy", str), **LOCAL}

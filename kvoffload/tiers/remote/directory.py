@@ -36,7 +36,7 @@ import os
 import stat
 import time
 from binascii import hexlify
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -53,7 +53,15 @@ from kvoffload.tiers.folder import (
     temporary_name,
     transfer,
 )
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, Namespace, fields_of
+from kvoffload.tiers.generation import NUMBER_BYTES
+from kvoffload.tiers.namespace import (
+    FINGERPRINT_BYTES,
+    NAMESPACE,
+    Namespace,
+    check_namespace,
+    fields_in,
+    is_hex,
+)
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import (
     STAGED,
@@ -66,16 +74,13 @@ from kvoffload.tiers.options import (
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from .store import ForeignNamespaceError, RemoteStore
-from .sweeper import Sweeper, is_generation
+from .sweeper import Sweeper
 from .tier import RemoteTier
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DirectoryTier", "delete_blocks", "find_blocks"]
-
 PAGE_BYTES = 4096
-NAMESPACE = "namespace.json"
 RENEW_S = 3600.0
 """Minimum seconds between renewals of a used block's time of change."""
 SWEEP_S = 60.0
@@ -95,28 +100,25 @@ class DirectoryStore(RemoteStore):
     touch_s = RENEW_S
     visit_s = VISIT_S
 
-    def __init__(self, namespace: Namespace, path: Path) -> None:
+    def __init__(self, namespace: Namespace, path: Path, max_blocks: int, sweep_s: float) -> None:
         super().__init__(namespace)
         self.place = str(path)
         self.directory = path
         self.folder = path / self.fingerprint.hex()
-        self.on_written: Callable[[], None] = lambda: None
-        self.sweeper: Sweeper | None = None
+        self.sweeper = Sweeper(self.open_namespace, max_blocks, sweep_s, self.say)
+        self.on_written = self.sweeper.count_written
         self._opened: Folder | None = None  # the namespace's, since its last comparison
         self._blocks: tuple[Folder, int, Folder] | None = None  # (namespace, generation, folder)
         self._is_open_to_all = False
 
     def start(self) -> None:
-        if self.sweeper is not None:
-            self.sweeper.start()
+        self.sweeper.start()
 
     def stop(self) -> None:
-        """Stop the sweeper."""
-        if self.sweeper is not None:
-            self.sweeper.stop(STOP_S)
+        self.sweeper.stop(STOP_S)
 
     def take_evicted(self) -> list[tuple[int, bytes]]:
-        return [] if self.sweeper is None else self.sweeper.take_swept()
+        return self.sweeper.take_swept()
 
     def close(self) -> None:
         """Close the folders."""
@@ -139,7 +141,9 @@ class DirectoryStore(RemoteStore):
         """
         name = self.fingerprint.hex()
         try:
-            directory = self._open_directory(make=make)
+            if make:
+                make_folders(self.directory)
+            directory = Folder.at(self.directory)
             folder = directory.make(name) if make else directory.below(name)
         except FileNotFoundError:
             if make:
@@ -156,15 +160,6 @@ class DirectoryStore(RemoteStore):
                 return None
             folder.write(NAMESPACE, self.namespace.json.encode("ascii"))
         return folder
-
-    def _open_directory(self, *, make: bool) -> Folder:
-        try:
-            return Folder.at(self.directory)
-        except FileNotFoundError:
-            if not make:
-                raise
-            make_folders(self.directory)
-            return Folder.at(self.directory)
 
     def visit(self) -> None:
         self._opened = cast("Folder", self.open_namespace(make=True))
@@ -325,13 +320,12 @@ class DirectoryTier(RemoteTier):
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
         options = TierOptions.of(keywords, name="directory", threads=8)
-        self._files = files = DirectoryStore(namespace, Path(path))
-        capacity_bytes = check_size("capacity_bytes", capacity_bytes, namespace.block_bytes)
-        max_blocks = capacity_bytes // namespace.block_bytes
-        self._sweeper = Sweeper(files.open_namespace, max_blocks, float(sweep_s), files.say)
-        files.sweeper = self._sweeper
-        files.on_written = self._sweeper.count_written
-        super().__init__(files, options, capacity_bytes)
+        block_bytes = check_namespace(namespace).block_bytes
+        capacity_bytes = check_size("capacity_bytes", capacity_bytes, block_bytes)
+        max_blocks = capacity_bytes // block_bytes
+        self._files = DirectoryStore(namespace, path, max_blocks, float(sweep_s))
+        self._sweeper = self._files.sweeper
+        super().__init__(self._files, options, capacity_bytes)
 
     @property
     def folder(self) -> Path:
@@ -411,16 +405,15 @@ def find_blocks(path: str | Path) -> Iterator[Kept]:
     for fingerprint, namespace, generation in _generations(path):
         with contextlib.suppress(NotADirectoryError, FileNotFoundError):
             found = _count(namespace, generation)
-            yield Kept(fingerprint, _fields_in(namespace), generation, *found)
+            yield Kept(fingerprint, fields_in(namespace), generation, *found)
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
 
     Nothing but the folders of generations is removed.
     """
     del options
-    deleted = Deleted(0, 0)
     for _, namespace, generation in _generations(url.removeprefix("dir:")):
         if number in (None, int(generation, 16)):
             with contextlib.suppress(NotADirectoryError):
@@ -428,26 +421,21 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> D
                 error = namespace.remove_tree(generation)
                 if error is not None:
                     raise error
-                deleted += count
-    return deleted
+                yield count
 
 
 def _generations(path: str | Path) -> Iterator[tuple[str, Folder, str]]:
     """Yield the fingerprint and the folder of each namespace, and the name of a generation's."""
     directory = Folder.at(path)
-    for name in sorted(os.listdir(directory.fd)):
-        if len(name) != 2 * FINGERPRINT_BYTES or set(name) - set("0123456789abcdef"):
-            continue
+    for name in _hex_names(directory, FINGERPRINT_BYTES):
         with contextlib.suppress(NotADirectoryError):
             namespace = directory.below(name)
-            for generation in filter(is_generation, sorted(os.listdir(namespace.fd))):
+            for generation in _hex_names(namespace, NUMBER_BYTES):
                 yield name, namespace, generation
 
 
-def _fields_in(namespace: Folder) -> dict[str, Any]:
-    with contextlib.suppress(OSError):
-        return fields_of(namespace.read(NAMESPACE, MAX_JSON_BYTES))
-    return {}
+def _hex_names(folder: Folder, nbytes: int) -> list[str]:
+    return sorted(name for name in os.listdir(folder.fd) if is_hex(name, nbytes))
 
 
 def _count(namespace: Folder, generation: str) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,7 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    flag,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
 from kvoffload.tiers.region import Region, num_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -57,8 +50,6 @@ from .tier import RemoteTier
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["ObjectTier", "delete_blocks"]
 
 SCHEMES = ("s3", "gs", "az")
 PROBES = 64
@@ -123,48 +114,41 @@ class ObjectStore(RemoteStore):
     # -- blocks ------------------------------------------------------------------------------
 
     def _each(
-        self, verb: int, run: Sequence[Block], generation: int, *, size: tuple[int, int] = (0, 0)
-    ) -> list[Answer]:
+        self,
+        verb: int,
+        run: Sequence[Block],
+        generation: int,
+        take: Callable[[Block, Answer], None],
+        *,
+        size: tuple[int, int] = (0, 0),
+    ) -> None:
         """Make one request per block; a failed one sets its block's status.
 
-        Return the other answers.
+        `take` is called with the other answers.
         """
-        if not run:
-            return []
-        sound = []
 
         def callback(answer: Answer) -> None:
-            error = _error(answer)
+            block, error = run[answer.position], _error(answer)
             if error is None:
-                sound.append(answer)
+                take(block, answer)
             else:
-                run[answer.position].status = self.meaning(error)
+                block.status = self.meaning(error)
 
-        paths = [self._path(block.key, generation) for block in run]
+        items = [Item(self._path(block.key, generation)) for block in run]
         if verb == worker.CREATE:
             items = [
-                Item(path, data=block.views[0]) for path, block in zip(paths, run, strict=True)
+                item._replace(data=block.views[0]) for item, block in zip(items, run, strict=True)
             ]
-        else:
-            items = [Item(path) for path in paths]
         into = [block.views[0] for block in run] if verb == worker.GET else ()
-        try:
-            self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)
-        except Exception as error:  # noqa: BLE001 # the answers so far are valid
-            status = self.meaning(error)
-            answered = {answer.position for answer in sound}
-            for index, block in enumerate(run):
-                if block.status == MOVING and index not in answered:
-                    block.status = status
-        return sound
+        self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)
 
     def find(self, run: Sequence[Block], generation: int) -> None:
+        def take(block: Block, answer: Answer) -> None:
+            block.status = Status.MISS if answer.outcome == worker.ABSENT else Status.OK
+
         def ask(part: Sequence[Block]) -> None:
             for start in range(0, len(part), PROBES):
-                some = part[start : start + PROBES]
-                for answer in self._each(worker.HEAD, some, generation):
-                    absent = answer.outcome == worker.ABSENT
-                    some[answer.position].status = Status.MISS if absent else Status.OK
+                self._each(worker.HEAD, part[start : start + PROBES], generation, take)
 
         count = len(run)
         if count <= PROBES:
@@ -172,29 +156,33 @@ class ObjectStore(RemoteStore):
             return
         probed = sorted({index * (count - 1) // (PROBES - 1) for index in range(PROBES)})
         ask([run[index] for index in probed])
-        if any(run[index].status not in (Status.OK, Status.MISS) for index in probed):
-            # The others are unknown, too: the first error counts for all.
-            trouble = next(run[p].status for p in probed if run[p].status > Status.MISS)
-            _fill(run, 0, count, Status(trouble))
+        found = [run[index].status for index in probed]
+        wrong = [status for status in found if status not in (Status.OK, Status.MISS)]
+        if wrong:  # the others are unknown, too: the first error counts for all
+            _fill(run, 0, count, Status(wrong[0]))
             return
         absent = next((index for index in probed if run[index].status == Status.MISS), count)
         there = max((index for index in probed if index < absent), default=-1)
-        ask(run[there + 1 : absent])
         _fill(run, 0, there + 1, Status.OK)
         _fill(run, absent, count, Status.MISS)
+        ask(run[there + 1 : absent])
 
     def fetch(self, run: Sequence[Block], generation: int) -> None:
-        size = (self.block_bytes, self.block_bytes)
-        for index, outcome, _, data in self._each(worker.GET, run, generation, size=size):
-            if outcome == worker.DONE:
-                self.check(run[index], memoryview(data), generation)
+        def take(block: Block, answer: Answer) -> None:
+            if answer.outcome == worker.DONE:
+                self.check(block, memoryview(answer.data), generation)
             else:
-                absent = outcome == worker.ABSENT
-                run[index].status = Status.MISS if absent else Status.CORRUPT
+                absent = answer.outcome == worker.ABSENT
+                block.status = Status.MISS if absent else Status.CORRUPT
+
+        size = (self.block_bytes, self.block_bytes)
+        self._each(worker.GET, run, generation, take, size=size)
 
     def store(self, run: Sequence[Block], generation: int) -> None:
-        for answer in self._each(worker.CREATE, run, generation):
-            run[answer.position].status = Status.OK
+        def take(block: Block, _: Answer) -> None:
+            block.status = Status.OK
+
+        self._each(worker.CREATE, run, generation, take)
 
     def drop(self, keys: Sequence[bytes], generation: int) -> None:
         for start in range(0, len(keys), PROBES):
@@ -348,26 +336,22 @@ _READERS: Readers = {
 
 def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> ObjectTier:
     """Open ``s3://bucket/prefix`` and the like; see `kvoffload.tiers.open_tier`."""
-    config, client, arguments = _read(options)
-    return ObjectTier(
-        f"{scheme}:{place}", namespace=namespace, config=config, client_options=client, **arguments
-    )
+    return ObjectTier(f"{scheme}:{place}", namespace=namespace, **_read(options))
 
 
-def _read(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the settings of the store and of its client, and the other arguments of a tier."""
+def _read(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of a tier, with those of the store and of its client as dicts."""
     arguments = read_options(options, _READERS)
-    config: dict[str, Any] = {
-        name: arguments.pop(name) for name in ("endpoint", "region") if name in arguments
-    }
-    client = {name: arguments.pop(name) for name in ("allow_http",) if name in arguments}
-    return config, client, arguments
+    for keyword, names in (("config", ("endpoint", "region")), ("client_options", ("allow_http",))):
+        arguments[keyword] = {name: arguments.pop(name) for name in names if name in arguments}
+    return arguments
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
-    config, client, _ = _read(options)
-    address, settings = _public(url), _settings(url, config, client)
+    arguments = _read(options)
+    address = _public(url)
+    settings = _settings(url, arguments["config"], arguments["client_options"])
     import obstore
     import obstore.exceptions
     import obstore.store
@@ -375,17 +359,15 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> D
     digits = "[0-9a-f]"
     generation = f"{digits}{{16}}" if number is None else f"{number:016x}"
     is_block = re.compile(f"{digits}{{32}}/{generation}/{digits}{{2}}/{digits}+").fullmatch
-    deleted = Deleted(0, 0)
     try:
         store: Any = obstore.store.from_url(url, **settings["options"])
         for page in obstore.list(store):
             found = [one for one in page if is_block(one["path"])]
             if found:
                 obstore.delete(store, [one["path"] for one in found])
-                deleted += Deleted(len(found), sum(one["size"] for one in found))
+                yield Deleted(len(found), sum(one["size"] for one in found))
     except obstore.exceptions.BaseError as error:  # its text may have credentials
         raise TierError(f"{address}: {type(error).__name__}") from None
-    return deleted
 
 
 open_s3 = partial(_open, "s3")

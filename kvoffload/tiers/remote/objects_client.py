@@ -32,8 +32,6 @@ from kvoffload.tiers.folder import above_streams
 
 from . import _objects_worker as worker
 
-__all__ = ["Answer", "ObjectsClient", "ObjectsClientError"]
-
 GRACE_S = 2.0
 """Seconds after a request's deadline for the process to report it."""
 START_S = 30.0
@@ -139,22 +137,13 @@ class _Process:
         """Wait for the greeting of a process that starts."""
         _set_timeout(connection, until)
         try:
-            head = worker.receive(connection, worker.GREETING.size)
-        except BlockingIOError:
-            if time.monotonic() - self.started > START_S:
-                self.drop(connection)
-            else:
+            if worker.receive(connection, worker.GREETING.size) != worker.GREETING.pack(0):
+                raise EOFError  # the text that follows says why there is no client
+        except BaseException as error:  # noqa: BLE001 # it is raised
+            if isinstance(error, BlockingIOError) and time.monotonic() - self.started <= START_S:
                 self.give_back(connection)
-            raise TimeoutError from None
-        except (OSError, EOFError):
-            self.drop(connection)
-            raise ObjectsClientError from None
-        except BaseException:
-            self.drop(connection)
-            raise
-        if head != worker.GREETING.pack(0):
-            self.drop(connection)
-            raise ObjectsClientError
+                raise TimeoutError from None
+            raise self.failed(connection, error) from None
         self._greeted.add(connection)
 
     def give_back(self, connection: socket.socket) -> None:
@@ -183,14 +172,17 @@ class _Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(REAP_S)
 
-    def drop(self, connection: socket.socket) -> None:
-        """End the process, and close a connection that was taken.
+    def failed(self, connection: socket.socket, error: BaseException) -> BaseException:
+        """End the process, close a connection that was taken, and return the error to raise.
 
         Only the thread that took it may: the next file gets the number of a closed descriptor.
         """
         self.end()
         with self._changed:
             connection.close()
+        if isinstance(error, BlockingIOError):
+            return TimeoutError()
+        return ObjectsClientError() if isinstance(error, OSError | EOFError) else error
 
     def abandon(self) -> None:
         """Release the sockets in a forked child; the process is the parent's."""
@@ -230,11 +222,8 @@ class ObjectsClient:
         self._process: _Process | None = None
         self._closed = False
 
-    def start(self) -> None:
-        """Start the process if it does not run, like `ask`; or raise ObjectsClientError."""
-        self._running()
-
-    def _running(self) -> _Process:
+    def start(self) -> _Process:
+        """Start the process if it does not run, and return it; or raise ObjectsClientError."""
         with self._lock:
             process = self._process
             if process is not None and process.alive:
@@ -286,19 +275,15 @@ class ObjectsClient:
             If the process ended meanwhile, or cannot be started.
         """
         until = time.monotonic() + seconds
-        process = self._running()
+        process = self.start()
         connection = process.take(until)
         try:
-            _exchange(connection, verb, items, until, callback, size=size, into=into)
-        except BlockingIOError:
-            process.drop(connection)
-            raise TimeoutError from None
-        except (OSError, EOFError):
-            process.drop(connection)
-            raise ObjectsClientError from None
-        except BaseException:
-            process.drop(connection)
-            raise
+            _set_timeout(connection, until + GRACE_S)
+            _send(connection, verb, items, max(0.0, until - time.monotonic()), size)
+            for _ in items:
+                callback(_receive(connection, len(items), size[1], into))
+        except BaseException as error:  # noqa: BLE001 # it is raised
+            raise process.failed(connection, error) from None
         process.give_back(connection)
 
     def close(self) -> None:
@@ -315,46 +300,18 @@ class ObjectsClient:
             self._process.abandon()
 
 
-def _exchange(
+def _send(
     connection: socket.socket,
     verb: int,
     items: Sequence[worker.Item],
-    until: float,
-    callback: Callable[[Answer], None],
-    *,
+    seconds: float,
     size: tuple[int, int],
-    into: Sequence[memoryview],
 ) -> None:
-    """Send a request and receive its answers, on a connection that only this thread uses."""
-    _set_timeout(connection, until + GRACE_S)
-    left = max(0.0, until - time.monotonic())
-    data: bytes | memoryview
-    parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, left, *size, len(items))]
+    """Send a request, on a connection that only this thread uses."""
+    parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, seconds, *size, len(items))]
     for path, data in items:
         encoded = path.encode()
         parts += [worker.ITEM.pack(len(encoded), len(data)) + encoded, data]
-    _send(connection, parts)
-    for _ in items:
-        head = worker.receive(connection, worker.ANSWER.size)
-        index, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
-        if text_bytes > worker.MAX_TEXT_BYTES or nbytes > size[1] or index >= len(items):
-            raise EOFError  # the process is no longer this client's
-        text = worker.receive(connection, text_bytes).decode()
-        if into and nbytes:
-            data = into[index][:nbytes]
-            got = 0
-            while got < nbytes:
-                piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
-                if not piece:
-                    raise EOFError
-                got += piece
-        else:
-            data = worker.receive(connection, nbytes)
-        callback(Answer(index, outcome, text, data))
-
-
-def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-    """Send pieces, in order."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
         sent = connection.sendmsg(left[:1000], [], _SEND)
@@ -362,6 +319,27 @@ def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> Non
             sent -= len(left.pop(0))
         if left:
             left[0] = left[0][sent:]
+
+
+def _receive(
+    connection: socket.socket, count: int, most: int, into: Sequence[memoryview]
+) -> Answer:
+    """Receive an answer to a request for `count` objects of at most `most` bytes."""
+    head = worker.receive(connection, worker.ANSWER.size)
+    index, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
+    if text_bytes > worker.MAX_TEXT_BYTES or nbytes > most or index >= count:
+        raise EOFError  # the process is no longer this client's
+    text = worker.receive(connection, text_bytes).decode()
+    if not into or not nbytes:
+        return Answer(index, outcome, text, worker.receive(connection, nbytes))
+    data = into[index][:nbytes]
+    got = 0
+    while got < nbytes:
+        piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
+        if not piece:
+            raise EOFError
+        got += piece
+    return Answer(index, outcome, text, data)
 
 
 def _set_timeout(connection: socket.socket, until: float) -> None:

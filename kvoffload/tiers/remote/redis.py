@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -33,21 +33,13 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, read_options
 
 from .store import RemoteStore
 from .tier import RemoteTier
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["RedisTier", "delete_blocks"]
 
 SLACK_BYTES = 2**16
 """Bytes of replies besides the blocks: a handshake, errors, numbers."""
@@ -146,12 +138,7 @@ class RedisStore(RemoteStore):
     touch_s = TOUCH_S
 
     def __init__(
-        self,
-        namespace: Namespace,
-        settings: dict[str, Any],
-        *,
-        prefix: str,
-        connections: int,
+        self, namespace: Namespace, settings: dict[str, Any], *, prefix: str, connections: int
     ) -> None:
         super().__init__(namespace)
         self._redis = _client_package()
@@ -412,34 +399,29 @@ def _public(url: str) -> str:
     return f"{parts.scheme}://{host}{port}{parts.path}"
 
 
-_READERS: Readers = {
-    **STAGED,
-    "prefix": ("prefix", str),
-    "ca": ("ca", str),
-}
+def _ca(path: str) -> dict[str, str]:
+    """Return the setting of a connection for a file with the certificates of authorities."""
+    return {"ssl_ca_certs": path}
+
+
+_READERS: Readers = {**STAGED, "prefix": ("prefix", str), "ca": ("connection_options", _ca)}
 
 
 def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> RedisTier:
     """Open ``redis://host`` or ``rediss://host``; see `kvoffload.tiers.open_tier`."""
-    arguments = read_options(options, _READERS)
-    more = {"ssl_ca_certs": arguments.pop("ca")} if "ca" in arguments else {}
-    url = f"{scheme}:{place}"
-    return RedisTier(url, namespace=namespace, connection_options=more, **arguments)
+    return RedisTier(f"{scheme}:{place}", namespace=namespace, **read_options(options, _READERS))
 
 
 open_redis = partial(_open, "redis")
 open_rediss = partial(_open, "rediss")
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
     arguments = read_options(options, _READERS)
-    settings = _parse(url)
-    if "ca" in arguments:
-        settings["ssl_ca_certs"] = arguments["ca"]
+    settings = {**_parse(url), **arguments.get("connection_options", {})}
     redis = _client_package()
     settings.update(socket_timeout=DELETE_S, socket_connect_timeout=DELETE_S)
-    deleted = Deleted(0, 0)
     pool = redis.ConnectionPool(**settings)
     prefix = re.sub(r"([*?[\\\]])", r"\\\1", arguments.get("prefix", "kvoffload"))
     generation = "?" * 16 if number is None else f"{number:016x}"
@@ -453,9 +435,8 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> D
                     pipeline.strlen(name)
                 sizes = pipeline.execute(raise_on_error=False)  # a stranger's value may be a list
                 nbytes = sum(size for size in sizes if isinstance(size, int))
-                deleted += Deleted(client.unlink(*names), nbytes)
+                yield Deleted(client.unlink(*names), nbytes)
     except (redis.exceptions.RedisError, OSError) as error:  # its text may have an address
         raise TierError(f"{_public(url)}: {type(error).__name__}") from None
     finally:
         pool.disconnect()
-    return deleted

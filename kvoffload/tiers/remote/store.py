@@ -17,22 +17,16 @@ import logging
 import math
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block, Store
+from kvoffload.tiers.base import Closing, Status
+from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block
 from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["VISIT_S", "ForeignNamespaceError", "RemoteStore", "pack_keys"]
 
 LEAST_S = 0.005
 """Minimum seconds for a call."""
@@ -54,7 +48,7 @@ class _Call(threading.local):
     deadline = 0.0
 
 
-class RemoteStore(Store):
+class RemoteStore(Closing, ABC):
     """A medium that other processes share.
 
     Six methods implement it: `visit`, `find`, `fetch`, `store`, `drop` and `status_of`. Threads of
@@ -166,32 +160,36 @@ class RemoteStore(Store):
     def close(self) -> None:
         """Close connections."""
 
-    def __enter__(self) -> Self:
-        """Return the store."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close connections."""
-        self.close()
-
     def name_of(self, error: Exception) -> str:
         """Return an error's name for the log; its text may have credentials and is never logged."""
         return type(error).__name__
 
     # -- calls of threads --------------------------------------------------------------------
 
-    def move(self, op: int, run: Sequence[Block], deadline: float, generation: int) -> None:
-        """Set the statuses of all blocks; no error is raised."""
+    def call(
+        self,
+        op: int,
+        keys: list[bytes],
+        slots: list[int],
+        buffers: list[memoryview],
+        *,
+        deadline: float,
+        generation: int,
+    ) -> list[int]:
+        """Move a run of blocks and return their statuses; no error is raised."""
+        views = [[buffer] for buffer in buffers] or [[]] * len(keys)
+        run = [Block(*each) for each in zip(keys, slots, views, strict=True)]
         self.deadline = deadline
         if op == WRITE and time.monotonic() > deadline:
-            _set_rest(run, Status.TIMEOUT)  # a hanging server must not hold the buffers
-            return
+            return [Status.TIMEOUT] * len(run)  # a hanging server must not hold the buffers
         act = {READ: self.fetch, WRITE: self.store}.get(op, self.find)
         try:
             self._visit_if_due()
             act(run, generation)
         except Exception as error:  # noqa: BLE001 # every error is a status
-            _set_rest(run, self.meaning(error))
+            rest = self.meaning(error)
+            return [rest if block.status == MOVING else block.status for block in run]
+        return [block.status for block in run]
 
     def chore(self, kind: int, data: bytes) -> Status:
         """Remove or touch the keys in `data`."""
@@ -302,12 +300,6 @@ class RemoteStore(Store):
         if now - self._logged.get(what, -LOG_S) >= LOG_S:
             self._logged[what] = now
             write_line(level, "tier %r %s", self.name, what)
-
-
-def _set_rest(run: Sequence[Block], status: Status) -> None:
-    for block in run:
-        if block.status == MOVING:
-            block.status = status
 
 
 def pack_keys(generation: int, keys: Iterable[bytes]) -> bytes:

@@ -40,9 +40,8 @@ import numpy as np
 
 from kvoffload.tiers.folder import Folder, temporary_name
 from kvoffload.tiers.generation import NUMBER_BYTES
+from kvoffload.tiers.namespace import is_hex
 from kvoffload.tiers.seal import DIGESTED_BYTES
-
-__all__ = ["FREE_SHARE", "LEASE_S", "Lease", "Sweeper"]
 
 FREE_SHARE = 16
 """A sweep that removes blocks leaves one part in this many of the capacity free."""
@@ -223,10 +222,7 @@ class Sweeper:
         """Return the times of change of blocks, and remove abandoned temporary files."""
         times = array("q")
         most = 2 * self._max_blocks + MAX_LISTED
-        for _, hh, entry in self._entries(folder, lease):
-            found = _stat(entry)
-            if found is None:
-                continue
+        for _, hh, entry, found in self._entries(folder, lease):
             if entry.name.endswith(".tmp"):
                 if found.st_mtime < lease.now - TEMPORARY_S:
                     self._note(hh.remove_tree(entry.name, lambda: self._go_on(lease)))
@@ -245,9 +241,8 @@ class Sweeper:
         # Blocks with exactly the limit's time are removed in any order until enough are gone.
         equal = count - int(np.count_nonzero(known < limit))
         removed = stuck = 0
-        for number, hh, entry in self._entries(folder, lease):
-            found = _stat(entry)
-            if found is None or not _is_block(entry, found) or _time(found) > limit:
+        for number, hh, entry, found in self._entries(folder, lease):
+            if not _is_block(entry, found) or _time(found) > limit:
                 continue
             if _time(found) == limit:
                 if not equal:
@@ -267,8 +262,8 @@ class Sweeper:
 
     def _entries(
         self, folder: Folder, lease: Lease
-    ) -> Iterator[tuple[str, Folder, os.DirEntry[str]]]:
-        """Yield every file of all generations: the number, the folder and the file.
+    ) -> Iterator[tuple[str, Folder, os.DirEntry[str], os.stat_result]]:
+        """Yield every file of all generations: the number, the folder, the file and its status.
 
         Links are not followed.
         """
@@ -283,7 +278,8 @@ class Sweeper:
                     with os.scandir(hh.fd) as entries:
                         for entry in entries:
                             self._go_on(lease)
-                            yield number, hh, entry
+                            if (found := _stat(entry)) is not None:
+                                yield number, hh, entry, found
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 except OSError as error:  # such as missing permission
@@ -294,7 +290,7 @@ class Sweeper:
         with os.scandir(folder.fd) as entries:
             for entry in entries:
                 self._go_on(lease)
-                if is_generation(entry.name) and entry.is_dir(follow_symlinks=False):
+                if is_hex(entry.name, NUMBER_BYTES) and entry.is_dir(follow_symlinks=False):
                     yield entry.name
 
     def _remove_left(self, folder: Folder, lease: Lease) -> None:
@@ -307,7 +303,7 @@ class Sweeper:
                 if found is None or found.st_mtime >= old:
                     continue
                 is_left = name.endswith(".tmp")
-                if is_generation(name) and stat.S_ISDIR(found.st_mode):
+                if is_hex(name, NUMBER_BYTES) and stat.S_ISDIR(found.st_mode):
                     is_left = self._is_empty(folder, name, old)
                 if is_left:
                     self._note(folder.remove_tree(name, lambda: self._go_on(lease)))
@@ -354,11 +350,6 @@ def _is_block(entry: os.DirEntry[str], found: os.stat_result) -> bool:
     return entry.name.endswith(".kv") and stat.S_ISREG(found.st_mode)
 
 
-def is_generation(name: str) -> bool:
-    """Return whether a name is the number of a generation, in hex."""
-    return len(name) == 2 * NUMBER_BYTES and not set(name) - set("0123456789abcdef")
-
-
 # -- the lock ------------------------------------------------------------------------------------
 
 
@@ -403,7 +394,7 @@ class Lease:
             free = _lock(fd)
             resting = _rests(fd, rest_s)
             if free and not resting:
-                return cls._begin(folder, name, fd, lease_s)
+                return cls(folder, name, fd, lease_s)._begin()
             if free is None and os.pread(fd, 1, 0) != _HELD:
                 renewed_within_s = 0.0  # there are no locks, and the file records that it is free
             os.close(fd)
@@ -417,39 +408,36 @@ class Lease:
     ) -> Lease | None:
         """Replace a file that has not been renewed with a new one."""
         new = temporary_name(name)
-        fd = folder.create(new)
+        lease = cls(folder, name, folder.create(new), lease_s)
         try:
-            _lock(fd)
+            _lock(lease._fd)
             with contextlib.suppress(FileNotFoundError):
                 found = folder.stat(name)
-                age = os.fstat(fd).st_mtime - found.st_mtime
                 # A time in the future would keep the lock forever.
                 is_lock = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-                if is_lock and abs(age) < renewed_within_s:
-                    os.close(fd)
-                    fd = -1
+                if is_lock and abs(lease.now - found.st_mtime) < renewed_within_s:
+                    lease.give_up()
                     return None
             folder.replace(new, name)
-            kept, fd = fd, -1
-            return cls._begin(folder, name, kept, lease_s)
+            return lease._begin()
+        except BaseException:
+            lease.give_up()
+            raise
         finally:
-            if fd >= 0:
-                os.close(fd)
             with contextlib.suppress(OSError):  # it is gone if it was renamed
                 folder.unlink(new)
 
-    @classmethod
-    def _begin(cls, folder: Folder, name: str, fd: int, lease_s: float) -> Lease | None:
-        lease = cls(folder, name, fd, lease_s)
+    def _begin(self) -> Lease | None:
+        """Record that the lock is held; None, and it is given up, if another process has it."""
         try:
-            if lease.is_mine():
-                os.pwrite(fd, _HELD, 0)
-                os.utime(fd)
-                return lease
+            if self.is_mine():
+                os.pwrite(self._fd, _HELD, 0)
+                os.utime(self._fd)
+                return self
         except OSError:
-            lease.give_up()
+            self.give_up()
             raise
-        lease.give_up()
+        self.give_up()
         return None
 
     @property

@@ -20,13 +20,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.errors import describe
-from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import DROP, TOUCH, Medium, Pool
+from kvoffload._checks import check_instance
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import ABSENT, DROP, HIT, OK, TOUCH, UNKNOWN, Medium
 from kvoffload.tiers.engine.jobs import Job, Jobs
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.generation import Generation
@@ -35,11 +36,6 @@ from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region, staging_buffers
 
 from .store import RemoteStore, pack_keys
-
-__all__ = ["RemoteTier", "SharedMedium", "Verdicts"]
-
-OK = np.int8(Status.OK)
-HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 HIT_S = 30.0
 """Seconds for which a present block is a hit."""
@@ -80,24 +76,24 @@ class Verdicts:
         self, keys: Iterable[bytes], seconds: float = HIT_S, asked_at: float = math.inf
     ) -> None:
         """Record keys as present, except those found absent after `asked_at`."""
-        until = self._clock() + seconds
-        for key in keys:
-            if not -self._until.get(key, 0.0) - MISS_S > asked_at:
-                self._believe(key, until)
+        self._record(keys, 1, seconds, MISS_S, asked_at)
 
     def absent(self, keys: Iterable[bytes], asked_at: float = math.inf) -> None:
         """Record keys as absent, except those found present after `asked_at`."""
-        until = self._clock() + MISS_S
-        for key in keys:
-            if not self._until.get(key, 0.0) - HIT_S > asked_at:
-                self._believe(key, -until)
+        self._record(keys, -1, MISS_S, HIT_S, asked_at)
 
-    def _believe(self, key: bytes, until: float) -> None:
-        known = self._until
-        known[key] = until
-        known.move_to_end(key)
-        if len(known) > self._limit:
-            known.popitem(last=False)
+    def _record(
+        self, keys: Iterable[bytes], sign: int, seconds: float, other_s: float, asked_at: float
+    ) -> None:
+        """Record verdicts of a sign; those of the other are valid for `other_s` seconds."""
+        known, until = self._until, self._clock() + seconds
+        for key in keys:
+            if -sign * known.get(key, 0.0) - other_s > asked_at:
+                continue
+            known[key] = sign * until
+            known.move_to_end(key)
+            if len(known) > self._limit:
+                known.popitem(last=False)
 
     def clear(self) -> None:
         """Clear all verdicts."""
@@ -139,9 +135,6 @@ class SharedMedium(Medium):
         if key in self._storing or self._is_hidden(key):
             return ABSENT
         return self.verdicts.state(key)
-
-    def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        return np.array([self.known(key) for key in keys], np.int8)
 
     def _is_hidden(self, key: bytes) -> bool:
         return key in self._dropping or key in self._undropped
@@ -299,7 +292,7 @@ class SharedMedium(Medium):
 
     # -- threads -----------------------------------------------------------------------------
 
-    def open_pool(self, region: Region) -> Pool:
+    def open_pool(self, region: Region) -> Any:
         options, store = self.jobs.options, self.store
         buffers = staging_buffers(options.staging_bytes, store.block_bytes)
         store.use(buffers)
@@ -311,7 +304,7 @@ class SharedMedium(Medium):
             blocks_per_call=store.blocks_per_call,
             keys_per_query=store.keys_per_query,
         )
-        pool: Pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
+        pool = io.Pool(region, calls, options.threads, buffers, ack_copied=options.ack_copied)
         try:
             store.start()
         except BaseException:
@@ -368,8 +361,7 @@ class RemoteTier(ComposedTier):
         options: TierOptions = TierOptions(),  # noqa: B008 # it is frozen
         capacity_bytes: int | None = None,
     ) -> None:
-        if not isinstance(store, RemoteStore):
-            raise TypeError(f"store must be a RemoteStore, got {describe(store)}")
+        check_instance("store", store, RemoteStore, "a RemoteStore")
         store.name = options.name
         jobs = Jobs(options, store.content_bytes, is_shared=True)
         super().__init__(SharedMedium(jobs, store), capacity_bytes)

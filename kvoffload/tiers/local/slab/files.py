@@ -24,7 +24,7 @@ from kvoffload.tiers.base import TierError, TierSpaceError
 from kvoffload.tiers.folder import make_folders
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.metrics import write_line
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.namespace import NAMESPACE, Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -33,7 +33,6 @@ from .layout import (
     BLOCKS,
     HEADER_BYTES,
     LOCK,
-    NAMESPACE,
     NEW_NAMESPACE,
     NEW_TABLE,
     STAMP_BYTES,
@@ -41,16 +40,6 @@ from .layout import (
     Header,
     record_offset,
 )
-
-__all__ = [
-    "SlabFiles",
-    "check_space",
-    "data_pieces",
-    "open_direct",
-    "read_header",
-    "read_seals",
-    "read_table",
-]
 
 SEALS_AT_ONCE = 2**12
 """Number of seals that `read_seals` reads at once: 256 KiB."""
@@ -256,10 +245,9 @@ class SlabFiles:
             )
         self._grow_blocks(folder, header)
         self.header = header
-        self.records = records[: num_slots * SEAL_BYTES]
+        self.records = records
         self.stamps = np.zeros(num_slots, np.int64)
-        kept = min(num_slots, len(stamps))
-        self.stamps[:kept] = stamps[:kept]
+        self.stamps[: len(stamps)] = stamps
         table_bytes = os.fstat(folder.files[TABLE]).st_size
         if found != header or table_bytes != header.table_bytes:
             try:

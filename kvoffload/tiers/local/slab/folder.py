@@ -23,23 +23,17 @@ import secrets
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvoffload.tiers.base import TierError, TierInUseError
+from kvoffload.tiers.base import Closing, TierError, TierInUseError
 from kvoffload.tiers.folder import Folder, make_folders
 
 from .layout import LOCK
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["LockedFolder", "OpenFolder", "holder_of", "lock_shared"]
 
 READERS_S = 2.0
 """Seconds that `LockedFolder` waits for readers."""
 
 
-class OpenFolder(Folder):
+class OpenFolder(Folder, Closing):
     """An open folder and its open files.
 
     Parameters
@@ -97,14 +91,6 @@ class OpenFolder(Folder):
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> Self:
-        """Return the folder."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the folder and its files."""
-        self.close()
-
 
 # -- the lock -------------------------------------------------------------------------------------
 
@@ -159,10 +145,7 @@ def _take(fd: int, path: Path, until: float) -> None:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(path, _pid_in(fd)) from None
+        _share(fd, path)
         fcntl.flock(fd, fcntl.LOCK_UN)
         if time.monotonic() > until:
             raise TierInUseError(f"{path} is in use: its blocks are being verified")
@@ -175,11 +158,7 @@ def lock_shared(folder: OpenFolder) -> None:
     Raises TierInUseError if one has it open.
     """
     with contextlib.suppress(FileNotFoundError):
-        fd = folder.keep(LOCK)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(folder.path, _pid_in(fd)) from None
+        _share(folder.keep(LOCK), folder.path)
 
 
 def holder_of(folder: OpenFolder) -> int | None:
@@ -189,23 +168,24 @@ def holder_of(folder: OpenFolder) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _pid_in(fd) or 0
+        _share(fd, folder.path)
+    except TierInUseError as error:
+        return error.pid or 0
     finally:
         os.close(fd)
     return None
 
 
-def _pid_in(fd: int) -> int | None:
-    with contextlib.suppress(ValueError):
-        return int(os.pread(fd, 32, 0))
-    return None
-
-
-def _in_use(path: Path, pid: int | None) -> TierInUseError:
-    who = "" if pid is None else f" by process {pid}"
-    return TierInUseError(f"{path} is in use{who}", pid)
+def _share(fd: int, path: Path) -> None:
+    """Lock a file for reading; TierInUseError if a process has it locked exclusively."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = None
+        with contextlib.suppress(ValueError):
+            pid = int(os.pread(fd, 32, 0))
+        who = "" if pid is None else f" by process {pid}"
+        raise TierInUseError(f"{path} is in use{who}", pid) from None
 
 
 # -- forked children -----------------------------------------------------------------------------

@@ -11,26 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvoffload.tiers.base import TierError
+from kvoffload.tiers.base import Closing, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.folder import transfer
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, MAX_JSON_BYTES, fields_of
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, fields_in, is_hex
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
 from .files import data_pieces, read_header, read_seals
 from .folder import LockedFolder, OpenFolder, holder_of, lock_shared
-from .layout import BLOCKS, FILES, NAMESPACE, TABLE, Header
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["SlabFolder", "Verdict", "delete_blocks", "find_slabs", "remove_slab", "verify_slab"]
-
-_NAME_LENGTH = 2 * FINGERPRINT_BYTES
-_DIGITS = frozenset("0123456789abcdef")
+from .layout import BLOCKS, FILES, TABLE, Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +97,16 @@ def find_slabs(path: str | Path) -> list[SlabFolder]:
 
 
 def _may_be_slab(entry: os.DirEntry[str]) -> bool:
-    if len(entry.name) != _NAME_LENGTH or not _DIGITS.issuperset(entry.name):
-        return False
-    return entry.is_dir(follow_symlinks=False) and os.path.lexists(Path(entry.path) / TABLE)
+    is_folder = is_hex(entry.name, FINGERPRINT_BYTES) and entry.is_dir(follow_symlinks=False)
+    return is_folder and os.path.lexists(Path(entry.path) / TABLE)
 
 
 def _look(path: Path) -> SlabFolder:
     num_blocks = num_stale = 0
     with OpenFolder(path) as folder:
-        header = _header_of(folder)
+        header = None
+        with contextlib.suppress(TierError, OSError):
+            header = read_header(folder.keep(TABLE))
         if header is not None:
             for seals, others in _valid_seals(folder.files[TABLE], header):
                 num_blocks += len(seals)
@@ -123,22 +116,8 @@ def _look(path: Path) -> SlabFolder:
         with contextlib.suppress(TierError, OSError):
             holder = holder_of(folder)
         return SlabFolder(
-            path, _namespace_of(folder), header, num_blocks, num_stale, disk_bytes, holder
+            path, fields_in(folder), header, num_blocks, num_stale, disk_bytes, holder
         )
-
-
-def _header_of(folder: OpenFolder) -> Header | None:
-    """Open a table and return its header; None if no copy is valid."""
-    with contextlib.suppress(TierError, OSError):
-        return read_header(folder.keep(TABLE))
-    return None
-
-
-def _namespace_of(folder: OpenFolder) -> dict[str, Any]:
-    """Return the namespace beside the data; empty if it is invalid."""
-    with contextlib.suppress(TierError, OSError):
-        return fields_of(folder.read(NAMESPACE, MAX_JSON_BYTES))
-    return {}
 
 
 def _disk_bytes(folder: OpenFolder, names: Iterable[str]) -> int:
@@ -169,11 +148,24 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     path = Path(folder)
     with OpenFolder(path) as opened:
         lock_shared(opened)
-        data_fd = opened.keep(BLOCKS)
-        header = read_header(opened.keep(TABLE))
+        data_fd, table_fd = opened.keep(BLOCKS), opened.keep(TABLE)
+        header = read_header(table_fd)
         if header is None:
             raise TierError(f"{path}: the table is damaged, and no block can be found")
-        return _verify(header, opened.files[TABLE], data_fd, progress)
+        seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
+        corrupt = []
+        done = 0
+        with _Block(data_fd, header.block_bytes) as block:
+            for done, (slot, key, expected) in enumerate(seals, start=1):
+                seed, is_read = (
+                    seed_of(header.fingerprint, key),
+                    block.read(slot * header.slot_bytes),
+                )
+                if not is_read or xxh3_64(block.memory, seed) != expected:
+                    corrupt.append(key)
+                if progress is not None:
+                    progress(done)
+        return Verdict(done - len(corrupt), corrupt)
 
 
 def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, bytes, int]], int]]:
@@ -185,23 +177,7 @@ def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, byte
         yield list(zip((slots + first).tolist(), keys, sums.tolist(), strict=True)), others
 
 
-def _verify(
-    header: Header, table_fd: int, data_fd: int, progress: Callable[[int], None] | None
-) -> Verdict:
-    seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
-    corrupt = []
-    done = 0
-    with _Block(data_fd, header.block_bytes) as block:
-        for done, (slot, key, block_sum) in enumerate(seals, start=1):
-            seed = seed_of(header.fingerprint, key)
-            if not block.read(slot * header.slot_bytes) or xxh3_64(block.memory, seed) != block_sum:
-                corrupt.append(key)
-            if progress is not None:
-                progress(done)
-    return Verdict(done - len(corrupt), corrupt)
-
-
-class _Block:
+class _Block(Closing):
     """Memory for one block of a file, used only for data that the file has on the disk."""
 
     def __init__(self, fd: int, block_bytes: int) -> None:
@@ -210,14 +186,6 @@ class _Block:
         self._block_bytes = block_bytes
         self._is_blank = True
         self.memory: mmap.mmap | bytes = b""
-
-    def __enter__(self) -> Self:
-        """Return the memory."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Release the memory."""
-        self._drop()
 
     def read(self, start: int) -> bool:
         """Read a block; return False if the file ends before it or has only a hole."""
@@ -228,7 +196,7 @@ class _Block:
         if not pieces:
             return False
         if not self._is_blank and pieces != [(start, end)]:
-            self._drop()  # holes of the file read as zeros and take no memory here either
+            self.close()  # holes of the file read as zeros and take no memory here either
         if not self.memory:
             # Private: pages never written to are read without taking memory.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -244,7 +212,8 @@ class _Block:
                         return False
         return True
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Release the memory."""
         if isinstance(self.memory, mmap.mmap):
             self.memory.close()
         self.memory = b""
@@ -270,11 +239,9 @@ def remove_slab(folder: str | Path) -> int:
     return freed
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Deleted:
+def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the slabs in a folder, those of a generation or all; see ``deletion``."""
     del options
-    deleted = Deleted(0, 0)
     for slab in find_slabs(url.removeprefix("slab:")):
         if number is None or (slab.header and slab.header.generation.number == number):
-            deleted += Deleted(slab.num_blocks, remove_slab(slab.folder))
-    return deleted
+            yield Deleted(slab.num_blocks, remove_slab(slab.folder))

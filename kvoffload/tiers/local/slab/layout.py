@@ -40,27 +40,12 @@ from dataclasses import dataclass
 
 from kvoffload._checks import MAX_NUM_BLOCKS
 from kvoffload.tiers.generation import Generation
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, NAMESPACE
 from kvoffload.tiers.region import MAX_BLOCK_BYTES, round_up
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
-__all__ = [
-    "BLOCKS",
-    "FILES",
-    "HEADER_BYTES",
-    "LOCK",
-    "NAMESPACE",
-    "NEW_NAMESPACE",
-    "NEW_TABLE",
-    "STAMP_BYTES",
-    "TABLE",
-    "Header",
-    "record_offset",
-]
-
 BLOCKS = "blocks.dat"
 TABLE = "slots.tbl"
-NAMESPACE = "namespace.json"
 LOCK = "lock"
 
 NEW_TABLE, NEW_NAMESPACE = f"{TABLE}.new", f"{NAMESPACE}.new"

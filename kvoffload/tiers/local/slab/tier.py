@@ -31,22 +31,14 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_bool
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
 from kvoffload.tiers.folder import check_path
-from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
+from kvoffload.tiers.local.index import Index, Policy, check_num_slots
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    flag,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
 from kvoffload.tiers.region import Region, round_up, staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -55,8 +47,6 @@ from .layout import STAMP_BYTES, record_offset
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["FileTier"]
 
 STAMPS_PER_PAGE = 512
 STAMPS_EVERY_S = 1.0
@@ -135,10 +125,9 @@ class FileTier(ComposedTier):
         num_slots = check_num_slots(capacity_bytes, slot_bytes)
         options = TierOptions.of(keywords, name="disk", threads=8)
         check_space(path, namespace, num_slots)
-        manager = make_manager(policy, num_slots)
         staged = check_bool("staged", staged)
         jobs = Jobs(options, namespace.block_bytes)
-        medium = _Slab(jobs, namespace, manager, num_slots, path, staged=staged)
+        medium = _Slab(jobs, namespace, policy, num_slots, path, staged=staged)
         try:
             medium.restore_blocks()
         except BaseException:
@@ -159,13 +148,13 @@ class _Slab(Index):
         self,
         jobs: Jobs,
         namespace: Namespace,
-        manager: Any,
+        policy: Policy,
         num_slots: int,
         path: Path,
         *,
         staged: bool,
     ) -> None:
-        super().__init__(jobs, namespace, manager, num_slots)
+        super().__init__(jobs, namespace, policy, num_slots)
         self._staged = staged
         self._files = SlabFiles(path, namespace, num_slots, jobs.generation)
         self.folder = self._files.folder
@@ -180,7 +169,6 @@ class _Slab(Index):
         self._stamp_writes = 0  # under way
         self._written_header = self._files.header
         self._header_lock = threading.Lock()  # held while a thread writes the header
-        self._header_thread: threading.Thread | None = None
         self._has_threads = False
         self._to_clear: list[int] = []  # slots of blocks dropped before there are threads
 
@@ -206,7 +194,7 @@ class _Slab(Index):
             latest[keys[position]] = int(slots[position])
         self.num_restored = self.restore(list(latest), np.array([*latest.values()], np.int64))
 
-    def open_pool(self, region: Region) -> Pool:
+    def open_pool(self, region: Region) -> Any:
         files, options = self._files, self.jobs.options
         reason = None
         if self._staged:
@@ -232,8 +220,7 @@ class _Slab(Index):
         buffers = None
         if not self.direct:
             buffers = staging_buffers(options.staging_bytes, self.namespace.block_bytes)
-        pool: Pool = io.Pool(region, store, options.threads, buffers, ack_copied=options.ack_copied)
-        return pool
+        return io.Pool(region, store, options.threads, buffers, ack_copied=options.ack_copied)
 
     def attached(self) -> None:
         """Clear the seals of blocks that were dropped before there were threads."""
@@ -261,12 +248,12 @@ class _Slab(Index):
 
     def _write_stamps(self, most: int | None) -> None:
         """Queue the write of changed stamps, in at most `most` pieces."""
-        pages = sorted(self._stale_stamps)
-        starts = [p for i, p in enumerate(pages) if i == 0 or pages[i - 1] != p - 1]
+        stale = self._stale_stamps
+        starts = sorted(page for page in stale if page - 1 not in stale)
         for start in starts[:most]:
             stop = start
-            while stop in self._stale_stamps:
-                self._stale_stamps.discard(stop)
+            while stop in stale:
+                stale.discard(stop)
                 stop += 1
             first, last = start * STAMPS_PER_PAGE, min(stop * STAMPS_PER_PAGE, self._num_slots)
             offset = self._files.header.stamps_offset + first * STAMP_BYTES
@@ -310,16 +297,13 @@ class _Slab(Index):
     # -- forgetting --------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Change the generation, which makes every seal invalid; a thread writes the header."""
+        """Change the generation, which makes every seal invalid; `confirm` writes the header."""
         super().forget()
         self._files.change_generation(self.jobs.generation)
-        self._write_header_in_a_thread()
 
     def confirm(self) -> bool:
-        if not self._is_header_written() and not self._writes_header():
-            self._write_header_in_a_thread()  # once more
-        if self._header_thread is not None:
-            self._header_thread.join(FORGET_S)
+        if not self._is_header_written():
+            _ends(self._write_header, time.monotonic() + FORGET_S)
         if self._is_header_written():
             return True
         write_line(
@@ -331,18 +315,6 @@ class _Slab(Index):
 
     def _is_header_written(self) -> bool:
         return self._written_header is self._files.header
-
-    def _writes_header(self) -> bool:
-        return self._header_thread is not None and self._header_thread.is_alive()
-
-    def _write_header_in_a_thread(self) -> None:
-        thread = threading.Thread(target=self._write_header, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # there is no thread
-            self._write_header()
-        else:
-            self._header_thread = thread
 
     def _write_header(self) -> None:
         """Write the newest header, after a thread that writes an earlier one."""
@@ -367,7 +339,7 @@ class _Slab(Index):
         until = max(time.monotonic() + GRACE_S, min(until, time.monotonic() + LONGEST_DEADLINE_S))
         if self._to_clear:
             has_ended &= _ends(partial(self._clear_seals, until), until)
-        if not self._is_header_written() or self._writes_header():
+        if not self._is_header_written() or self._header_lock.locked():
             has_ended &= _ends(self._write_header, until)
         if has_ended:
             self._files.close()
@@ -389,7 +361,11 @@ class _Slab(Index):
 def _ends(call: Callable[[], None], until: float) -> bool:
     """Make a call that may hang; return whether it has returned by then."""
     thread = threading.Thread(target=call, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # there is no thread
+        call()
+        return True
     thread.join(max(GRACE_S, until - time.monotonic()))
     return not thread.is_alive()
 
