@@ -49,7 +49,8 @@ nitpick_ignore_regex = [
     ("py:class", r"kvoffload\.traces\.chaining\.ChainingCounter"),  # likewise
     ("py:class", r"kvoffload\.traces\.returns\.Returns"),  # likewise
     ("py:class", r"kvoffload\.replay\.groups\.(_Rule|ChunkIndex|Runs)"),  # likewise
-    ("py:class", r"(kvoffload\.tiers\.engine\.native\.)?Twin"),  # likewise
+    ("py:class", r"kvoffload\.replay\.arrivals\.Collector"),  # likewise
+    ("py:class", r"kvoffload\.advise\.choice\.AnyCase"),  # a type variable
     ("py:class", r"tuple\[.*"),  # an annotation that is cut at its comma, with numpy 2.5
     ("py:class", r"TierKeywords|Unpack"),  # the keywords of `TierOptions`, which docstrings name
 ]
