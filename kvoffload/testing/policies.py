@@ -101,6 +101,9 @@ class _Driven:
         self._departed: list[tuple[BlockStatus, int, int]] = []
         self._next_id = 0
 
+    def _may_leave(self, protected: Collection[bytes]) -> set[bytes]:
+        return {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0} - {*protected}
+
     def _both(self) -> list[CachePolicy]:
         return [self._policy] if self._spared is None else [self._policy, self._spared]
 
@@ -116,10 +119,8 @@ class _Driven:
         """Insert a block; the policy refuses a resident one."""
         self._next_id += 1
         if key in self._model:
-            status = _status(self._next_id, ref_cnt)
-            raises(
-                ValueError, "insert of a resident block", lambda: self._policy.insert(key, status)
-            )
+            again = partial(self._policy.insert, key, _status(self._next_id, ref_cnt))
+            raises(ValueError, "insert of a resident block", again)
             return
         for policy in self._both():
             policy.insert(key, _status(self._next_id, ref_cnt))
@@ -128,11 +129,8 @@ class _Driven:
     def remove(self, key: bytes) -> None:
         """Remove a block; the policy refuses one that is not resident."""
         if key not in self._model:
-            raises(
-                BlockNotFoundError,
-                "remove of a block that is not resident",
-                lambda: self._policy.remove(key),
-            )
+            remove = partial(self._policy.remove, key)
+            raises(BlockNotFoundError, "remove of an absent block", remove)
             return
         self._leaves(key)
         for policy in self._both():
@@ -157,13 +155,10 @@ class _Driven:
 
     def evict(self, n: int, protected: Collection[BlockHash]) -> None:
         """Evict blocks, and check the victims."""
-        idle = {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0}
-        may_leave = idle.difference(protected)
+        may_leave = self._may_leave(protected)
         victims = self._policy.evict(n, protected)
         if victims is None:
-            require(
-                len(may_leave) < n, f"evict({n}) must not be None with {len(may_leave)} that may go"
-            )
+            require(len(may_leave) < n, f"evict({n}) must not be None, {len(may_leave)} may go")
             return
         self._left(victims, n, may_leave, f"evict({n})")
         if self._spared is not None:
@@ -173,7 +168,7 @@ class _Driven:
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> None:
         """Ask for room, and check the answer; the blocks are not inserted."""
-        idle = {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0}
+        may_leave = self._may_leave(protected)
         given = list(hashes)
         room = self._policy.make_room(given, num_free, protected)
         equal(given, hashes, "the list that make_room was given")
@@ -182,7 +177,7 @@ class _Driven:
         count, victims = room
         require(0 <= count <= len(hashes), f"make_room must store 0 ... {len(hashes)}: {count}")
         call = f"make_room of {count} blocks with {num_free} free"
-        self._left(victims, max(0, count - num_free), idle.difference(protected), call)
+        self._left(victims, max(0, count - num_free), may_leave, call)
         if self._spared is not None:
             other = self._spared.make_room(tuple(hashes), num_free, protected)
             require(other is not None and other[0] == count, f"{call}: something had changed")
@@ -195,11 +190,8 @@ class _Driven:
         for key, status in victims:
             require(type(key) is bytes, f"a victim of {call} must be bytes, got {key!r}")
             require(isinstance(status, BlockStatus), f"a victim of {call} must have its status")
-            require(
-                key in may_leave,
-                f"a victim of {call} must be resident, idle and not protected, got {key!r} "
-                f"with (ref_cnt, block_id) {self._model.get(key)}",
-            )
+            found = self._model.get(key)
+            require(key in may_leave, f"{call} must spare {key!r} of (ref_cnt, block_id) {found}")
             equal((status.ref_cnt, status.block_id), self._model[key], f"status of victim {key!r}")
             self._leaves(key)
             self._departed.append((status, status.ref_cnt, status.block_id))
@@ -600,8 +592,7 @@ def policy_machine(
 
         @invariant()
         def holds_what_it_was_given(self) -> None:
-            if hasattr(self, "driven"):
-                self.driven.check()
+            self.driven.check()
 
         def teardown(self) -> None:
             if hasattr(self, "driven") and sys.exc_info()[0] is None:  # no step has failed
