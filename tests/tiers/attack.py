@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
-from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
+from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier, TierInUseError
 from tests.conftest import read_budget
 from tests.tiers.inside import let_probe, set_clock, settle
 
@@ -106,6 +106,17 @@ def open_slab(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]
     region = Region.allocate(32, BLOCK_BYTES)
     tier.attach(region)
     return tier, region
+
+
+def open_when_free(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]:
+    """Open a slab when nobody has its lock any longer, such as a child of who was killed."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return open_slab(path, num_blocks, **options)
+        except TierInUseError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def stop_clock(tier: FileTier) -> None:

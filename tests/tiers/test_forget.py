@@ -5,16 +5,16 @@ import logging
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
-from kvoffload.tiers import FileTier, Region, State, Status, TierInUseError
+from kvoffload.tiers import FileTier, Region, State, Status
 from kvoffload.tiers.local.slab import find_slabs
 from kvoffload.tiers.local.slab.layout import Header
+from tests.tiers.inside import wait_until
 
 from .attack import (
     NAMESPACE,
@@ -25,6 +25,7 @@ from .attack import (
     mounted,
     need,
     open_slab,
+    open_when_free,
     start,
 )
 from .servers import stop
@@ -56,24 +57,14 @@ def filled(path: Path, universe: Universe) -> tuple[FileTier, Region]:
 
 def found_after(path: Path, universe: Universe) -> list[int]:
     """Open a slab again; return the numbers of the blocks that it serves."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            tier, region = open_slab(path, NUM_SLOTS)
-            break
-        except TierInUseError:  # who was killed holds the lock until the disk lets go
-            assert time.monotonic() < until
-            time.sleep(0.02)
+    tier, region = open_when_free(path, NUM_SLOTS)
     found = universe.check(tier, region)
     tier.close()
     return [i for i, key in enumerate(universe.keys) if found[key] == Status.OK]
 
 
 def wait_confirmed(tier: FileTier, generation: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not tier.forget(generation):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: tier.forget(generation))
 
 
 # -- a header that cannot be written ---------------------------------------------------------------

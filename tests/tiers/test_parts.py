@@ -274,13 +274,6 @@ class TestNamespace:
         with pytest.raises(error, match=message):
             dataclasses.replace(self.FULL, **fields)
 
-    def test_nesting_is_bounded(self) -> None:
-        nested: list = []
-        for _ in range(100_000):
-            nested = [nested]
-        with pytest.raises(ValueError, match="nested more than 8 deep"):
-            Namespace("m", 4096, weights=nested)
-
     def test_weights_are_known_by_their_files(self, tmp_path: Path) -> None:
         assert weights_identity("org/model", "abc") == "org/model@abc"
         assert weights_identity("org/model") == "org/model"
@@ -500,21 +493,6 @@ class TestMetrics:
         assert (sum(counts), counts[-1], total) == (2, 1, 100.003)
         assert len(counts) == len(SECONDS_BOUNDS) + 1
 
-    def test_a_tier_s_sizes_do_not_displace_its_counters(self) -> None:
-        with MemoryTier(2**20, namespace=Namespace("model", 4096)) as tier:
-            region = Region.allocate(2, 4096)
-            tier.attach(region)
-            tier.wait([tier.put([b"one", b"two"], [0, 1])], 60)
-            samples = list(tier.samples())
-            for sample in samples:
-                assert tuple(sample.labels) == sample.metric.labels
-            (stored,) = [
-                s.value
-                for s in samples
-                if s.metric.name == "blocks" and s.labels == {"op": "put", "status": "ok"}
-            ]
-            assert stored == 2
-
 
 class TestOpening:
     NAMESPACE = Namespace("model", 4096)
@@ -525,11 +503,6 @@ class TestOpening:
             assert isinstance(tier, FileTier)
             assert tier.folder.parent == tmp_path / "kv"
             assert (tier.name, tier.capacity_bytes, tier.num_slots) == ("nvme", 2**20, 256)
-
-    def test_memory(self) -> None:
-        with open_tier("memory:?capacity=40960", self.NAMESPACE) as tier:
-            assert isinstance(tier, MemoryTier)
-            assert tier.capacity_bytes == 40_960
 
     @pytest.mark.parametrize(
         ("url", "message"),

@@ -1,6 +1,5 @@
 """The lock of a slab ends with its holder, whatever children that one has forked, and when."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -10,11 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, TierInUseError
 from tests.tiers.inside import files_of
 
-from .attack import NAMESPACE, Universe, _run, kill, make_image, mounted, need, open_slab, start
+from .attack import (
+    NAMESPACE,
+    Universe,
+    _run,
+    kill,
+    make_image,
+    mounted,
+    need,
+    open_slab,
+    open_when_free,
+    start,
+)
 
 pytestmark = pytest.mark.attack
 
@@ -127,14 +136,7 @@ def test_a_fork_after_a_close_that_a_disk_held_up(
         assert not certain
         kill(child)
         os.kill(grandchild, 0)  # it lives
-        until = time.monotonic() + PATIENCE_S
-        while True:  # until it has run for the first time, and let go
-            with contextlib.suppress(TierInUseError):
-                tier, _ = open_slab(disk / "kv", 8)
-                break
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        tier.close()
+        open_when_free(disk / "kv", 8)[0].close()  # it lets go when it runs for the first time
         os.kill(grandchild, signal.SIGKILL)
     os.close(ready)
     os.close(tell)

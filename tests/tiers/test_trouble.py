@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload import CachePolicy, CPUOffloadingManager
+from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, run
 from kvoffload.tiers import (
     FileTier,
@@ -28,6 +28,7 @@ from kvoffload.tiers import (
     TierInterruptedError,
 )
 from kvoffload.tiers.engine.tier import TRANSFER_DEADLINE_S
+from tests.parts import ListPolicy
 from tests.tiers.inside import limit_queue, set_clock, settle, wait_until
 
 BLOCK = 4096
@@ -136,19 +137,6 @@ class TestHangs:
         done = run(tier, tier.get(KEYS[8:9], [0], 1000.0))
         assert done.status.tolist() == [Status.UNAVAILABLE]
 
-    def test_a_deadline_cuts_what_no_thread_has_taken(self, faulty) -> None:
-        """Some blocks of a job are done, some are late, some were never taken."""
-        tier, region = faulty
-        store(tier, KEYS[:16])
-        region.array[:] = 7
-        tier.hang()
-        job = tier.get(KEYS[:16], range(16), SHORT_S)
-        done = run(tier, job)
-        assert set(done.status.tolist()) == {Status.TIMEOUT}
-        tier.resume()
-        settle(tier)
-        assert (region.array == 7).all()
-
     def test_the_breaker_opens_answers_at_once_and_closes(self, faulty) -> None:
         tier, _ = faulty
         now = [0.0]
@@ -238,41 +226,13 @@ class TestErrors:
         assert (stats["put_ok"], stats["store_ok"], stats["store_failed"]) == (4, 2, 2)
 
     def test_a_policy_that_fails_interrupts_the_tier(self, namespace) -> None:
-        class Failing(CachePolicy):
-            """Plain first in, first out, until it is told to fail."""
-
+        class Failing(ListPolicy):
             failing = False
-
-            def __init__(self, cache_capacity: int) -> None:
-                super().__init__(cache_capacity)
-                self.blocks: dict = {}
-
-            def get(self, block_hash):
-                return self.blocks.get(block_hash)
-
-            def insert(self, block_hash, status):
-                self.blocks[block_hash] = status
-
-            def remove(self, block_hash):
-                del self.blocks[block_hash]
-
-            def touch(self, hashes):
-                pass
 
             def evict(self, n, protected):
                 if Failing.failing:
                     raise ZeroDivisionError
-                idle = [
-                    (key, status)
-                    for key, status in self.blocks.items()
-                    if status.ref_cnt == 0 and key not in protected
-                ]
-                for key, _ in idle[:n]:
-                    del self.blocks[key]
-                return idle[:n] if len(idle) >= n else None
-
-            def __len__(self):
-                return len(self.blocks)
+                return super().evict(n, protected)
 
         tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace)
         region = Region.allocate(64, BLOCK)
@@ -437,14 +397,14 @@ class TestRemoval:
         tier, region = faulty
         store(tier, KEYS[:16])
         tier.hang()
-        jobs = [tier.get(KEYS[:8], range(64, 72)), tier.put(KEYS[16:24], range(16, 24))]
+        tier.get(KEYS[:8], range(64, 72))
+        tier.put(KEYS[16:24], range(16, 24))
         assert tier.forget() is False  # it hangs
-        statuses = run_all(tier, tier.put(KEYS[24:56], range(24, 56), 1000.0), tier)
+        job = tier.put(KEYS[24:56], range(24, 56), 1000.0)
+        threading.Timer(0.05, tier.resume).start()
+        statuses = run(tier, job).status.tolist()
         assert statuses.count(Status.FULL) == 16, "8 are read from, 8 are written to"
-        tier.resume()
-        assert tier.wait(jobs, PATIENCE_S)
         settle(tier)
-        tier.poll()
         assert not tier._medium._busy
         assert (tier.lookup(KEYS[:24]) == State.MISS).all()
         store(tier, [key for key in KEYS[24:56] if tier.state(key) != State.HIT])
@@ -454,14 +414,6 @@ class TestRemoval:
         assert all(
             region.read(block_id) == KEYS[block_id].ljust(BLOCK) for block_id in range(24, 56)
         )
-
-
-def run_all(tier: FaultyTier, job: int, _: object) -> list[int]:
-    """Return the statuses of a put that a hung tier may hold up; then let it go on."""
-    threading.Timer(0.05, tier.resume).start()
-    assert tier.wait([job], PATIENCE_S)
-    (statuses,) = [done.status.tolist() for done in tier.poll() if done.job == job]
-    return statuses
 
 
 class TestLives:
