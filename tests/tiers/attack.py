@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier, TierInUseError
 from tests.conftest import read_budget
 from tests.tiers.inside import let_probe, set_clock, settle
@@ -46,31 +46,39 @@ class Universe:
         self.keys = [b"key-%032d" % number for number in range(count)]
         self.data = {key: block_bytes_of(key, block_bytes) for key in self.keys}
 
-    def put(self, tier: Tier, region: Region, keys: list[bytes]) -> np.ndarray:
-        """Put keys from the first blocks of the region, and wait; return the statuses."""
-        for block_id, key in enumerate(keys):
-            region.write(block_id, self.data[key])
-        job = tier.put(keys, range(len(keys)))
-        assert tier.wait([job], PATIENCE_S)
-        (done,) = tier.poll()
-        settle(tier)
-        tier.poll()
-        return done.status
-
-    def check(self, tier: Tier, region: Region, keys: list[bytes] | None = None) -> dict:
-        """Get keys, batch by batch; compare every byte of what is OK; return the statuses."""
-        found = {}
+    def put(self, tier: Tier, region: Region, keys: list[bytes] | None = None) -> np.ndarray:
+        """Put keys, as many at once as the region has blocks, and wait; return the statuses."""
         keys = self.keys if keys is None else keys
+        statuses = []
         for start in range(0, len(keys), region.num_blocks):
             batch = keys[start : start + region.num_blocks]
+            for block_id, key in enumerate(batch):
+                region.write(block_id, self.data[key])
+            statuses.append(run(tier, tier.put(batch, range(len(batch)))).status)
+            settle(tier)
+            tier.poll()
+        return np.concatenate(statuses)
+
+    def check(
+        self, tier: Tier, region: Region, keys: list[bytes] | None = None, reset_every: int = 0
+    ) -> dict[bytes, Status]:
+        """Get keys, batch by batch; compare every byte of what is OK; return the statuses.
+
+        Reads that corrupt blocks stop are allowed again after each `reset_every` keys.
+        """
+        found = {}
+        keys = self.keys if keys is None else keys
+        step = reset_every or region.num_blocks
+        for start in range(0, len(keys), step):
+            batch = keys[start : start + step]
             region.array[:] = 0xA5
-            job = tier.get(batch, range(len(batch)))
-            assert tier.wait([job], PATIENCE_S)
-            (done,) = tier.poll()
+            done = run(tier, tier.get(batch, range(len(batch))))
             for block_id, (key, status) in enumerate(zip(batch, done.status.tolist(), strict=True)):
                 found[key] = Status(status)
                 if status == Status.OK:
                     assert region.read(block_id) == self.data[key], f"WRONG BYTES under {key!r}"
+            if reset_every:
+                tier.health(reset=True)
         return found
 
 

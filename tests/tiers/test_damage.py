@@ -37,8 +37,7 @@ class Slab:
         self.universe = Universe(NUM_SLOTS)
         tier, region = open_slab(self.path, NUM_SLOTS)
         self.folder = tier.folder
-        for start in (0, 32):
-            assert not self.universe.put(tier, region, self.universe.keys[start : start + 32]).any()
+        assert not self.universe.put(tier, region).any()
         self.slot_of = dict(
             zip(self.universe.keys, slots_of(tier, self.universe.keys), strict=True)
         )
@@ -82,10 +81,7 @@ class Slab:
         """Open the slab, compare what it serves, and close it."""
         tier, region = open_slab(self.path, NUM_SLOTS)
         tier.health(reset=True)
-        found = {}
-        for key in self.universe.keys:  # one by one: many corrupt blocks stop reads
-            found.update(self.universe.check(tier, region, [key]))
-            tier.health(reset=True)
+        found = self.universe.check(tier, region, reset_every=1)
         again = self.universe.check(tier, region)
         assert Status.CORRUPT not in again.values(), "what was corrupt must be dropped"
         tier.close()
@@ -211,8 +207,7 @@ def test_damage_while_the_tier_is_open(tmp_path: Path, seed: int) -> None:
     """Bytes that change under an open tier are caught when they are read."""
     universe = Universe(48)
     tier, region = open_slab(tmp_path, NUM_SLOTS, enable_events=True)
-    universe.put(tier, region, universe.keys[:32])
-    universe.put(tier, region, universe.keys[32:])
+    universe.put(tier, region)
     list(tier.take_events())
     hit = [universe.keys[i] for i in (0, 7, 8, 31, 47)]
     fd = os.open(tier.folder / "blocks.dat", os.O_RDWR)
@@ -272,13 +267,10 @@ def test_files_that_were_cut(slab: Slab) -> None:
 def test_a_file_that_is_cut_while_the_tier_is_open(tmp_path: Path) -> None:
     universe = Universe(32)
     tier, region = open_slab(tmp_path, 32)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
     os.truncate(tier.folder / "blocks.dat", 20 * BLOCK_BYTES + 100)
     os.truncate(tier.folder / "slots.tbl", 0)
-    statuses = []
-    for key in universe.keys:
-        statuses += universe.check(tier, region, [key]).values()
-        tier.health(reset=True)
+    statuses = [*universe.check(tier, region, reset_every=1).values()]
     assert statuses == [Status.OK] * 20 + [Status.CORRUPT] * 12
     tier.close()
 
@@ -314,8 +306,7 @@ def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, seed: int) -> None:
     """A power cut can leave any sector of any file old or new. Stated: 1,000 mixtures."""
     universe = Universe(2 * NUM_SLOTS)
     tier, region = open_slab(tmp_path / "slab", NUM_SLOTS)
-    for start in range(0, 64, 32):
-        universe.put(tier, region, universe.keys[start : start + 32])
+    universe.put(tier, region, universe.keys[:64])
     tier.close()
     names = ("blocks.dat", "slots.tbl")
     old = {name: np.fromfile(tier.folder / name, np.uint8).reshape(-1, 512) for name in names}
@@ -334,10 +325,7 @@ def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, seed: int) -> None:
             is_new = is_new[: len(old[name]), None]
             np.where(is_new, new[name], old[name]).tofile(tier.folder / name)
         tier, region = open_slab(tmp_path / "slab", NUM_SLOTS)
-        found = {}
-        for start in range(0, 128, 8):
-            found.update(universe.check(tier, region, universe.keys[start : start + 8]))
-            tier.health(reset=True)
+        found = universe.check(tier, region, reset_every=8)
         tier.close()
         compared += sum(status == Status.OK for status in found.values())
         corrupt += sum(status == Status.CORRUPT for status in found.values())
@@ -468,10 +456,8 @@ def test_fuzzed_files(slab: Slab, seed: int) -> None:
             if chance.random() < 0.1:
                 os.truncate(path, chance.randrange(path.stat().st_size + 100_000))
         tier, region = open_slab(slab.path, NUM_SLOTS)
-        for start in range(0, NUM_SLOTS, 4):
-            found = slab.universe.check(tier, region, slab.universe.keys[start : start + 4])
-            survived += sum(status == Status.OK for status in found.values())
-            tier.health(reset=True)
+        found = slab.universe.check(tier, region, reset_every=4)
+        survived += sum(status == Status.OK for status in found.values())
         tier.close()
         slab.mend()
     report(f"{turns} rounds, {survived} blocks compared, none wrong")

@@ -92,10 +92,7 @@ def test_power_cuts(tmp_path: Path, seed: int) -> None:
             subprocess.run(["e2fsck", "-fy", copy], capture_output=True, check=False)
             with mounted(copy, tmp_path / "copy") as after:
                 tier, region = open_slab(after / "kv", 400, **options)
-                found = {}
-                for first in range(0, 800, 8):
-                    found.update(universe.check(tier, region, universe.keys[first : first + 8]))
-                    tier.health(reset=True)
+                found = universe.check(tier, region, reset_every=8)
                 tier.close()
             compared += sum(status == Status.OK for status in found.values())
             corrupt += sum(status == Status.CORRUPT for status in found.values())
@@ -118,8 +115,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
                 FileTier(folder / "new" / "kv", capacity, namespace=NAMESPACE)
             assert (sorted(folder.rglob("*")), os.statvfs(folder).f_bfree) == before
         tier, region = open_slab(folder / "kv", 600)
-        for first in range(0, 200, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region).any()
         tier.close()
         # A larger capacity that does not fit leaves the slab as it was.
         with pytest.raises(TierSpaceError):
@@ -133,8 +129,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
                 filler.write(bytes(2**16))
                 filler.flush()
         other = Universe(600)
-        for first in range(0, 600, 30):
-            assert not other.put(tier, region, other.keys[first : first + 30]).any()
+        assert not other.put(tier, region).any()
         assert set(other.check(tier, region).values()) == {Status.OK}
         tier.close()
 
@@ -142,8 +137,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
 def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
     universe = Universe(100)
     tier, region = open_slab(tmp_path, 100)
-    for first in range(0, 100, 25):
-        universe.put(tier, region, universe.keys[first : first + 25])
+    universe.put(tier, region, universe.keys[:100])
     slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
     tier.close()
     for num_slots in (150, 40, 40, 300):
@@ -158,8 +152,7 @@ def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
         tier.close()
     extra = Universe(200)
     tier, region = open_slab(tmp_path, 300)
-    for first in range(0, 200, 25):
-        assert not extra.put(tier, region, extra.keys[first : first + 25]).any()
+    assert not extra.put(tier, region).any()
     assert set(extra.check(tier, region).values()) == {Status.OK}
     tier.close()
 
@@ -182,14 +175,12 @@ def test_a_disk_without_room_below(tmp_path: Path) -> None:
             tier, region = open_slab(folder / "kv", 1000)
             stop_clock(tier)
             universe, other = Universe(16), Universe(1000)
-            assert not universe.put(tier, region, universe.keys).any()
+            assert not universe.put(tier, region).any()
             with contextlib.suppress(OSError), (outer / "filler").open("wb") as file:
                 while True:
                     file.write(bytes(2**16))
                     file.flush()
-            statuses = []
-            for first in range(100, 420, 32):
-                statuses += other.put(tier, region, other.keys[first : first + 32]).tolist()
+            statuses = other.put(tier, region, other.keys[100:420]).tolist()
             assert {Status.FULL, Status.FAILED}.intersection(statuses)
             assert statuses[-1] == Status.UNAVAILABLE
             assert tier.health().writes == "open"
@@ -213,8 +204,7 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path) -> None:
     with mounted(image, tmp_path / "disk") as folder:
         tier, region = open_slab(folder / "kv", 1000, enable_events=True)
         stop_clock(tier)
-        for first in range(0, 200, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region).any()
         list(tier.take_events())
         os.truncate(image, 2**20)  # the rest of the disk is gone
         statuses = []
@@ -412,8 +402,7 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
     deadline_s = 0.15
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
         tier, region = open_slab(folder / "kv", 300, staged=True, ack="stored", threads=4)
-        for first in range(0, 100, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
         _run("fsfreeze", "--freeze", folder)
         timed, excess = Timed(), 0.0
@@ -507,8 +496,7 @@ def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
     deadline_s, excess, timed = 0.15, 0.0, Timed()
     with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
         tier, region = open_slab(folder / "kv", 300, staged=True, ack=ack, threads=4)
-        for first in range(0, 100, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
         stop(server)
         try:

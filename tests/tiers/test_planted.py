@@ -43,7 +43,7 @@ def slab(tmp_path: Path) -> Path:
     """Return the folder of a slab with blocks, closed."""
     universe = Universe(8)
     tier, region = open_slab(tmp_path / "kv", 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
     tier.close()
     return tier.folder
 
@@ -235,7 +235,7 @@ def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
     universe = Universe(8)
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
         tier, region = open_slab(disk / "kv", 8)
-        universe.put(tier, region, universe.keys)
+        universe.put(tier, region)
         tier.close()
         _run("mount", "-o", "remount,ro", disk)
         assert verify_slab(tier.folder).sound == 8
@@ -252,8 +252,7 @@ def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
     universe = Universe(300)
     with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
         tier, region = open_slab(disk / "kv", 300)
-        for first in range(0, 300, 30):
-            universe.put(tier, region, universe.keys[first : first + 30])
+        universe.put(tier, region)
         slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
         tier.close()
         with (disk / "filler").open("wb") as filler:

@@ -146,7 +146,7 @@ def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path) -> None:
     """So that no call can write to a file that has their number by then."""
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
 
     def work() -> None:
         files = files_of(tier)

@@ -50,7 +50,7 @@ def test_dropped_before_there_is_a_region(tmp_path: Path, end: str) -> None:
     """`discard` and `forget` need no threads."""
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
     tier.close()
 
     def discard() -> None:
@@ -107,7 +107,7 @@ def test_an_interrupted_forget_has_to_be_called_again(
 ) -> None:
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
 
     def interrupted(generation: object) -> None:
         raise KeyboardInterrupt
