@@ -13,6 +13,15 @@ from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.remote.tier import RemoteTier
 
 
+class Clock:
+    """A clock that moves when it is told to."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
 def is_busy(tier: Tier) -> bool:
     """Return whether a thread of the tier has work: a job or a chore."""
     return tier.stats()["unsettled_jobs"] > 0

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,7 @@ from kvoffload.tiers.remote.objects_client import (
 )
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.inside import medium_of
-from tests.tiers.servers import patient, stop
+from tests.tiers.servers import patient, s3_options, stop
 
 pytestmark = pytest.mark.servers
 
@@ -197,7 +198,6 @@ from kvoffload.testing.tiers import run
 
 BLOCK, SECONDS = 16_384, 0.4
 KEYS = [b"key-%d" % number for number in range(4)]
-PORT = int(sys.argv[1])
 
 
 def most_memory():
@@ -210,13 +210,7 @@ def meet(bucket):
         threads=2,
         namespace=Namespace("hostile", BLOCK),
         ack="stored",
-        config={
-            "endpoint": f"http://127.0.0.1:{PORT}",
-            "region": "us-east-1",
-            "access_key_id": "a",
-            "secret_access_key": "b",
-        },
-        client_options={"allow_http": True},
+        **json.loads(sys.argv[1]),
     )
     region = Region.allocate(8, BLOCK)
     tier.attach(region)
@@ -271,7 +265,7 @@ def test_no_answer_harms_the_engine(server: HostileServer) -> None:
     others = [bucket for bucket in buckets if bucket not in WORST]
     buckets = WORST + others[:: len(others) // min(len(others), 2 * rounds(len(others)))]
     done = subprocess.run(
-        [sys.executable, "-c", ENGINE, str(server.port), ",".join(buckets)],
+        [sys.executable, "-c", ENGINE, json.dumps(s3_options(server)), ",".join(buckets)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=True,
@@ -297,13 +291,7 @@ SECRET = "s3cr3t-key"
 def options_of(port: int) -> dict:
     return {
         "namespace": Namespace("client", BLOCK),
-        "config": {
-            "endpoint": f"http://127.0.0.1:{port}",
-            "region": "us-east-1",
-            "access_key_id": "a",
-            "secret_access_key": SECRET,
-        },
-        "client_options": {"allow_http": True},
+        **s3_options(SimpleNamespace(port=port), SECRET),
     }
 
 

@@ -25,24 +25,17 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
-from tests.tiers.inside import ask_anew, doubt
+from tests.tiers.inside import Clock, ask_anew
 
 from .test_tiered_store import KEYS, Engine
 
 NAMESPACE = Namespace("model", 4096)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class TestVerdicts:
     def test_they_end(self) -> None:
         clock = Clock()
-        verdicts = Verdicts(clock=clock)
+        verdicts = Verdicts(clock=clock.time)
         verdicts.there([b"a"])
         verdicts.absent([b"b"])
         assert [verdicts.state(key) for key in (b"a", b"b", b"c")] == [
@@ -64,7 +57,7 @@ class TestVerdicts:
 
     def test_an_answer_does_not_overrule_what_was_learned_since_the_question(self) -> None:
         clock = Clock()
-        verdicts = Verdicts(clock=clock)
+        verdicts = Verdicts(clock=clock.time)
         asked_at = clock.now
         clock.now += 0.5
         verdicts.there([b"stored"])
@@ -125,18 +118,6 @@ else:
     raise SystemExit("no error")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_the_namespace_of_another_is_refused(tmp_path: Path, caplog) -> None:
-    with DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE) as tier:
-        region = Region.allocate(4, 4096)
-        tier.attach(region)
-        run(tier, tier.query([b"k"], 60))
-        (tier.folder / "namespace.json").write_text('{"model":"another"}')
-        doubt(tier)  # as after its second
-        done = run(tier, tier.query([b"other"], 60))
-        assert done.status.tolist() == [Status.FAILED]
-        assert "belongs to another namespace" in caplog.text
 
 
 def test_unknown_options_of_a_connection_are_refused() -> None:

@@ -23,6 +23,7 @@ from kvoffload.tiers import (
     Region,
     State,
     Status,
+    Tier,
     TieredStore,
     TierEvent,
     TierInterruptedError,
@@ -40,17 +41,22 @@ BUFFER = 2 * BLOCK
 """Bytes of a buffer: a block and its seal, rounded up."""
 
 
+def give_region(tier: Tier) -> Region:
+    """Give a tier a region whose first blocks have the bytes of the keys."""
+    region = Region.allocate(72, BLOCK)
+    tier.attach(region)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, key.ljust(BLOCK))
+    return region
+
+
 @pytest.fixture
 def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
     """Give a tier with room for 32 blocks, 4 threads, and 16 buffers."""
     tier = FaultyTier(
         32 * BLOCK, namespace=namespace, staging_bytes=16 * BUFFER, enable_events=True
     )
-    region = Region.allocate(72, BLOCK)
-    tier.attach(region)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, key.ljust(BLOCK))
-    yield tier, region
+    yield tier, give_region(tier)
     tier.resume()
     tier.close(PATIENCE_S)
 
@@ -102,8 +108,7 @@ class TestHangs:
 
     def test_a_put_that_waits_to_be_stored_ends_at_its_deadline(self, namespace) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         tier.hang()
         job = tier.put(KEYS[:8], range(8), LONG_S)
         wait_until(lambda: tier.stats()["staging_bytes"] == 8 * BUFFER)
@@ -204,8 +209,7 @@ class TestErrors:
         self, namespace: Namespace, number: int, status: Status
     ) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         tier.fail("put", 3, number)
         done = run(tier, tier.put(KEYS[:4], range(4)))
         assert sorted(done.status.tolist()) == sorted([Status.OK] + [status] * 3)
@@ -235,10 +239,7 @@ class TestErrors:
                 return super().evict(n, protected)
 
         tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace)
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
-        for block_id, key in enumerate(KEYS):
-            region.write(block_id, key.ljust(BLOCK))
+        give_region(tier)
         store(tier, KEYS[:8])
         Failing.failing = True
         with pytest.raises(ZeroDivisionError):
@@ -253,8 +254,7 @@ class TestBounds:
     def test_the_queue_is_bounded(self, namespace) -> None:
         tier = FaultyTier(64 * BLOCK, namespace=namespace, ack="stored")
         limit_queue(tier, 6 * BLOCK)
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         tier.hang()
         first = tier.put(KEYS[:4], range(4))
         second = tier.put([KEYS[0], *KEYS[4:9], KEYS[4]], range(7))
@@ -275,8 +275,7 @@ class TestBounds:
     def test_a_policy_may_decline(self, namespace) -> None:
         """Hit density does not give blocks that are asked for away for blocks that are not."""
         tier = MemoryTier(8 * BLOCK, "hit-density", namespace=namespace)
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         statuses = []
         for number in range(800):
             once = [b"once %d" % number, b"and its tail %d" % number]
