@@ -96,13 +96,10 @@ def test_a_file_is_read_at_the_start_and_at_each_reset(
     assert "a random name: nothing is shared" in caplog.text
 
 
-def test_without_a_file_the_name_after_a_reset_is_random() -> None:
+def test_without_a_file_the_name_after_a_reset_is_random(tmp_path: Path) -> None:
     source = GenerationSource("step 1")
     assert source.first == "step 1"
     assert source.after_reset() != source.after_reset()
-
-
-def test_a_file_that_names_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "generation"
     with pytest.raises(FileNotFoundError):
         GenerationSource("", path)

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvoffload.tiers import FileTier, TierInUseError
+from kvoffload.tiers import FileTier
 from tests.tiers.inside import files_of
 
 from .attack import (
@@ -87,27 +86,6 @@ def test_a_fork_while_a_slab_is_opened(
         tier = opens(tmp_path)
     assert children.numbers
     tier.close()
-    opens(tmp_path).close()
-
-
-def test_forks_beside_a_thread_that_opens_slabs(tmp_path: Path, children: Children) -> None:
-    is_over = threading.Event()
-    failures = []
-
-    def work() -> None:
-        while not is_over.is_set():
-            try:
-                opens(tmp_path).close()
-            except TierInUseError as error:
-                failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    for _ in range(15):
-        children.fork()
-    is_over.set()
-    thread.join()
-    assert not failures
     opens(tmp_path).close()
 
 

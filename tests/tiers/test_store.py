@@ -1,6 +1,5 @@
 """The public seam: six methods make a tier, and mistakes in them harm nothing else."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
@@ -180,23 +179,6 @@ def test_another_namespace_in_its_place_is_refused(world: World) -> None:
     world.store.values["namespace"] = b'{"model": "another"}'
     assert get(world) == [Status.FAILED] * 8
     assert world.store.values["namespace"] == b'{"model": "another"}'
-
-
-def test_a_call_that_hangs_holds_up_no_memory_of_the_caller(world: World) -> None:
-    goes_on = threading.Event()
-    fetch = world.store.fetch
-
-    def hang(run: Sequence[Block], generation: int) -> None:
-        goes_on.wait(PATIENCE_S)
-        fetch(run, generation)
-
-    world.store.fetch = hang
-    world.region.array[:] = 7
-    done = run(world.tier, world.tier.get(KEYS, range(8), 0.05))
-    assert set(done.status.tolist()) == {Status.TIMEOUT}
-    goes_on.set()
-    settle(world.tier)
-    assert (world.region.array == 7).all()
 
 
 def test_a_medium_that_touches_is_told_once(world: World) -> None:
