@@ -17,7 +17,7 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
-from tests.tiers.inside import slots_of
+from tests.tiers.inside import slots_of, wait_until
 
 from .attack import (
     BLOCK_BYTES,
@@ -429,11 +429,12 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
         finally:
             _run("fsfreeze", "--unfreeze", folder)
         start_clock(tier)
-        until = time.monotonic() + PATIENCE_S
-        while not tier.health().ok and time.monotonic() < until:
+
+        def is_well() -> bool:
             universe.put(tier, region, universe.keys[200:210])
-            time.sleep(0.05)
-        assert tier.health().ok
+            return tier.health().ok
+
+        wait_until(is_well)
         assert not universe.put(tier, region, universe.keys[200:230]).any()
         found = universe.check(tier, region)
         assert Status.CORRUPT not in found.values()
@@ -577,13 +578,10 @@ assert tier.close(0.2) is False
             text=True,
         ) as process:
             try:
-                until = time.monotonic() + PATIENCE_S
-                while not (has_ended := _has_ended(process)) and time.monotonic() < until:
-                    time.sleep(0.01)
+                wait_until(lambda: _has_ended(process))
             finally:
                 os.kill(server, signal.SIGCONT)
             _, errors = process.communicate(timeout=PATIENCE_S)
-        assert has_ended, errors
         assert process.returncode == 0, errors
 
 

@@ -531,7 +531,15 @@ def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> No
 
 
 class TestLease:
-    def test_one_has_it(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("locks", [True, False])
+    def test_one_has_it(self, tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where there are no locks, the file says who."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(37, "No locks available")
+
+        if not locks:
+            monkeypatch.setattr("fcntl.flock", refuse)
         folder = Folder.at(tmp_path)
         lease = Lease.take(folder, "lock")
         assert lease is not None
@@ -541,6 +549,8 @@ class TestLease:
         assert Lease.take(folder, "lock", 1000.0) is None, "it rests"
         again = Lease.take(folder, "lock")
         assert again is not None
+        age(tmp_path / "lock", 2 * LEASE_S)
+        assert Lease.take(folder, "lock") is not None
         again.give_up()
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
@@ -570,21 +580,3 @@ class TestLease:
         assert new.renew()
         old.give_up()
         assert Lease.take(folder, "lock") is None
-
-    def test_where_there_are_no_locks_the_file_says_who_has_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: object) -> None:
-            raise OSError(37, "No locks available")
-
-        monkeypatch.setattr("fcntl.flock", refuse)
-        folder = Folder.at(tmp_path)
-        first = Lease.take(folder, "lock")
-        assert first is not None
-        assert Lease.take(folder, "lock") is None
-        first.release()
-        assert Lease.take(folder, "lock", 1000.0) is None
-        second = Lease.take(folder, "lock")
-        assert second is not None
-        age(tmp_path / "lock", 2 * LEASE_S)
-        assert Lease.take(folder, "lock") is not None

@@ -25,7 +25,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
-from tests.tiers.inside import Clock, ask_anew
+from tests.tiers.inside import Clock, ask_anew, is_busy, wait_until
 
 from .test_tiered_store import KEYS, Engine
 
@@ -230,15 +230,11 @@ def test_a_sweep_that_fails_is_repeated_after_a_period(error: Exception, why: st
     sweeper = Sweeper(open_namespace, 1, 3600.0, lambda text, level: said.append((text, level)))
     sweeper.count_written()
     sweeper.start()
-    until = time.monotonic() + PATIENCE_S
-    while not said and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: bool(said))
     time.sleep(0.02)
     assert said == [(f"could not sweep: {why}", logging.WARNING)]
     assert tried == 1
-    while len(said) < 2 and time.monotonic() < until:
-        sweeper.count_written()
-        time.sleep(0.001)
+    wait_until(lambda: sweeper.count_written() or len(said) >= 2)
     sweeper.stop(PATIENCE_S)
     assert tried > 1, "what is written since makes one due"
 
@@ -251,12 +247,10 @@ def test_a_directory_that_grows_is_swept_before_the_period(
     with DirectoryTier(tmp_path, 32 * size, namespace=namespace, sweep_s=3600.0) as tier:
         tier.attach(Region.allocate(64, size))
         run(tier, tier.put(keys, range(64)))
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
+
+        def is_swept() -> bool:
             ask_anew(tier)
             done = run(tier, tier.query(keys))
-            if not tier.stats()["unsettled_jobs"] and (done.status == Status.OK).sum() <= 32 + 2:
-                break
-            time.sleep(0.01)
-        else:
-            pytest.fail("nothing was removed")
+            return not is_busy(tier) and (done.status == Status.OK).sum() <= 32 + 2
+
+        wait_until(is_swept)

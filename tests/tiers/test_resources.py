@@ -23,7 +23,7 @@ from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, S
 from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
-from tests.tiers.inside import doubt, medium_of, settle
+from tests.tiers.inside import descriptors, doubt, medium_of, settle
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -39,10 +39,6 @@ def in_slab(path: Path, namespace: Namespace) -> FileTier:
 
 OPENERS = [in_directory, in_slab]
 Opener = Callable[[Path, Namespace], Tier]
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # -- threads -------------------------------------------------------------------------------------
