@@ -479,28 +479,6 @@ def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog
 # -- the lock of who sweeps ----------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def stopped(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Start a child that stops itself; give what lets it go on until it ends."""
-    child = start(work)
-
-    def go_on() -> None:
-        nonlocal child
-        status = None
-        while status is None or os.WIFSTOPPED(status):  # it stops more than once
-            os.kill(child, signal.SIGCONT)
-            _, status = os.waitpid(child, os.WUNTRACED)
-        child = 0
-        assert os.waitstatus_to_exitcode(status) == 0
-
-    try:
-        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
-        yield go_on
-    finally:
-        if child:
-            kill(child)
-
-
 def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> None:
     with opened(tmp_path, 8) as (tier, _):
         put(tier, 32)
@@ -520,14 +498,21 @@ def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> No
             sweeper._sweeper._remove_oldest = stop_first
             assert sweeper.sweep() is None, "another process has swept"
 
-        with stopped(sweep_and_stop) as go_on:
+        child = start(sweep_and_stop)
+        try:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
             age(lock, 0)
             assert tier.sweep() is None, "it may only be slow"
             age(lock, 2 * LEASE_S)
             assert tier.sweep() == 32 - 8
             left = everything(tier.folder)
-            go_on()
-            assert everything(tier.folder) == left
+        finally:
+            while os.WIFSTOPPED(status):  # more than once
+                os.kill(child, signal.SIGCONT)
+                _, status = os.waitpid(child, os.WUNTRACED)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert everything(tier.folder) == left
 
 
 class TestLease:

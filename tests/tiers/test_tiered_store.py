@@ -145,6 +145,14 @@ def faulty(blocks: int = 64, **options) -> FaultyTier:
     return FaultyTier(blocks * BLOCK, namespace=NAMESPACE, **options)
 
 
+def calls_of_store(store: TieredStore) -> list[Callable[[], object]]:
+    """Return one call of each method that a closed store, or one of another process, refuses."""
+    calls = [store.lookup, store.touch, store.begin, store.fetch, store.prepare_load]
+    calls += [store.complete_load, store.prepare_store, store.complete_store]
+    others = (store.step, store.forget, partial(store.wait, 0.0))
+    return [*(partial(call, KEYS[:1]) for call in calls), *others]
+
+
 class TestThrough:
     def test_blocks_that_left_come_back(self) -> None:
         tiers = [memory(), memory()]
@@ -722,12 +730,8 @@ class TestRequests:
             request = store.begin(KEYS[:2])
         assert store.close()
         calls = [
-            *(store.lookup, store.touch, store.fetch, store.prepare_load, store.complete_load),
-            *(store.prepare_store, store.complete_store, store.begin),
-        ]
-        calls = [
-            *(partial(call, KEYS) for call in calls),
-            *(store.step, store.forget, partial(store.wait, 0.0), tier.forget),
+            *calls_of_store(store),
+            tier.forget,
             *(request.lookup, request.fetch, partial(request.prepare_load, 0, 1)),
             *(partial(request.complete_load, 0, 1), request.prepare_store, request.complete_store),
             partial(request.extend, KEYS[2:3]),
