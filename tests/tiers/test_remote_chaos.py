@@ -37,6 +37,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote.tier import RemoteTier
+from tests.tiers.attack import fuse_mounted, make_image, need
 from tests.tiers.inside import (
     ask_anew,
     doubt,
@@ -640,14 +641,9 @@ class TestDirectoryInTrouble:
         sweeping.close()
 
     def test_a_directory_that_hangs_costs_one_deadline(self, tmp_path: Path) -> None:
-        from tests.tiers.attack import fuse_mounted
-
-        if shutil.which("fuse2fs") is None or not Path("/dev/fuse").exists():
-            pytest.skip("fuse2fs is not installed, or there is no /dev/fuse")
+        need("mkfs.ext4", "fuse2fs")
         image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(64 * 2**20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+        make_image(image, 64)
         with fuse_mounted(image, tmp_path / "mounted") as (folder, server):
             tier, region = World(None, _open_directory(folder / "kv")).open()
             store(tier, 8)
