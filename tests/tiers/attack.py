@@ -209,3 +209,31 @@ def fuse_mounted(image: Path, folder: Path) -> Iterator[tuple[Path, int]]:
             _run("umount", folder)
         server.terminate()
         server.wait(300)
+
+
+@contextlib.contextmanager
+def new_disk(path: Path, megabytes: int, *commands: str) -> Iterator[Path]:
+    """Mount a new file system, in a file in a folder; skip a test where a command is missing."""
+    need("mkfs.ext4", *commands)
+    make_image(path / "disk.img", megabytes)
+    with mounted(path / "disk.img", path / "disk") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def new_fuse_disk(path: Path, megabytes: int) -> Iterator[tuple[Path, int]]:
+    """Mount a new file system that a process serves; give the folder and the process."""
+    need("mkfs.ext4", "fuse2fs")
+    make_image(path / "disk.img", megabytes)
+    with fuse_mounted(path / "disk.img", path / "disk") as (folder, server):
+        yield folder, server
+
+
+@contextlib.contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """Let every write to a file system hang."""
+    _run("fsfreeze", "--freeze", folder)
+    try:
+        yield
+    finally:
+        _run("fsfreeze", "--unfreeze", folder)

@@ -19,11 +19,9 @@ from tests.tiers.inside import wait_until
 from .attack import (
     NAMESPACE,
     Universe,
-    _run,
-    fuse_mounted,
-    make_image,
-    mounted,
-    need,
+    frozen,
+    new_disk,
+    new_fuse_disk,
     open_slab,
     open_when_free,
     start,
@@ -173,20 +171,9 @@ def test_a_slab_is_warm_for_its_own_generation_and_empty_for_another(tmp_path: P
 # -- a disk that hangs -----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def frozen(folder: Path):
-    _run("fsfreeze", "--freeze", folder)
-    try:
-        yield
-    finally:
-        _run("fsfreeze", "--unfreeze", folder)
-
-
 @pytest.fixture
 def disk(tmp_path: Path):
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 16)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 16, "fsfreeze") as folder:
         yield folder
 
 
@@ -221,10 +208,8 @@ def test_forgotten_while_the_disk_is_frozen(disk: Path) -> None:
 
 
 def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path) -> None:
-    need("mkfs.ext4", "fuse2fs")
-    make_image(tmp_path / "disk.img", 16)
     universe = Universe(NUM_SLOTS)
-    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+    with new_fuse_disk(tmp_path, 16) as (folder, server):
         tier, _ = filled(folder / "kv", universe)
         stop(server)
         try:

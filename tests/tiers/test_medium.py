@@ -24,11 +24,13 @@ from .attack import (
     NAMESPACE,
     Universe,
     _run,
-    fuse_mounted,
+    frozen,
     kill,
     make_image,
     mounted,
     need,
+    new_disk,
+    new_fuse_disk,
     open_slab,
     report,
     rounds,
@@ -105,10 +107,8 @@ def test_power_cuts(tmp_path: Path, seed: int) -> None:
 
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     """The error comes at once, and nothing is left; a smaller slab then fits, and stays."""
-    need("mkfs.ext4")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(200)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 32) as folder:
         before = sorted(folder.rglob("*")), os.statvfs(folder).f_bfree
         for capacity in (2**30, 10 * 2**40):
             with pytest.raises(TierSpaceError, match="No space left on device"):
@@ -396,17 +396,14 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
     Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
     test.
     """
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
     deadline_s = 0.15
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 32, "fsfreeze") as folder:
         tier, region = open_slab(folder / "kv", 300, staged=True, ack="stored", threads=4)
         assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
-        _run("fsfreeze", "--freeze", folder)
         timed, excess = Timed(), 0.0
-        try:
+        with frozen(folder):
             statuses = []
             for number in range(12):
                 keys = universe.keys[100 + 4 * number : 104 + 4 * number]
@@ -426,8 +423,6 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
             timed(tier.touch, universe.keys[:50])
             timed(tier.discard, universe.keys[290:])
             assert set(universe.check(tier, region, universe.keys[:100]).values()) == {Status.OK}
-        finally:
-            _run("fsfreeze", "--unfreeze", folder)
         start_clock(tier)
 
         def is_well() -> bool:
@@ -448,18 +443,15 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
 
 def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
     """Direct, a late job ends when the kernel lets go; until then the breaker is open."""
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(100)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 32, "fsfreeze") as folder:
         tier, region = open_slab(folder / "kv", 100, threads=4)
         assert tier.direct
         stop_clock(tier)
         assert not universe.put(tier, region, universe.keys[:32]).any()
         for block_id, key in enumerate(universe.keys[32:64]):
             region.write(block_id, universe.data[key])
-        _run("fsfreeze", "--freeze", folder)
-        try:
+        with frozen(folder):
             jobs = [
                 tier.put(universe.keys[32 + i : 36 + i], range(i, i + 4), 0.1) for i in (0, 4, 8)
             ]
@@ -471,8 +463,6 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
             again = tier.put(universe.keys[90:92], [30, 31], 0.1)
             found, _ = _ends(tier, again, 0.1)
             assert found.tolist() == [Status.UNAVAILABLE] * 2
-        finally:
-            _run("fsfreeze", "--unfreeze", folder)
         assert tier.wait(jobs, PATIENCE_S)
         ends.update({done.job: done.status.tolist() for done in tier.poll()})
         assert set(ends) == set(jobs)
@@ -491,11 +481,9 @@ def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
     Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
     test.
     """
-    need("mkfs.ext4", "fuse2fs")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
     deadline_s, excess, timed = 0.15, 0.0, Timed()
-    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+    with new_fuse_disk(tmp_path, 32) as (folder, server):
         tier, region = open_slab(folder / "kv", 300, staged=True, ack=ack, threads=4)
         assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
@@ -551,9 +539,7 @@ def test_close_of_a_hung_tier(tmp_path: Path) -> None:
     The process is gone when the disk answers: a thread whose request the file system has taken
     cannot be killed before.
     """
-    need("mkfs.ext4", "fuse2fs")
-    make_image(tmp_path / "disk.img", 32)
-    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+    with new_fuse_disk(tmp_path, 32) as (folder, server):
         script = f"""
 import time
 from pathlib import Path

@@ -26,9 +26,7 @@ from .attack import (
     Universe,
     _run,
     kill,
-    make_image,
-    mounted,
-    need,
+    new_disk,
     open_slab,
     start,
 )
@@ -230,10 +228,8 @@ def test_verifying_keeps_an_engine_out_and_says_so(slab: Path, monkeypatch) -> N
 
 
 def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
-    need("mkfs.ext4")
-    make_image(tmp_path / "disk.img", 16)
     universe = Universe(8)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 16) as disk:
         tier, region = open_slab(disk / "kv", 8)
         universe.put(tier, region)
         tier.close()
@@ -247,10 +243,8 @@ def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
 
 def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
     """By one slot only, where even the new table has no room."""
-    need("mkfs.ext4")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 32) as disk:
         tier, region = open_slab(disk / "kv", 300)
         universe.put(tier, region)
         slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))

@@ -37,7 +37,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote.tier import RemoteTier
-from tests.tiers.attack import fuse_mounted, make_image, need
+from tests.tiers.attack import new_fuse_disk
 from tests.tiers.inside import (
     ask_anew,
     doubt,
@@ -641,10 +641,7 @@ class TestDirectoryInTrouble:
         sweeping.close()
 
     def test_a_directory_that_hangs_costs_one_deadline(self, tmp_path: Path) -> None:
-        need("mkfs.ext4", "fuse2fs")
-        image = tmp_path / "image"
-        make_image(image, 64)
-        with fuse_mounted(image, tmp_path / "mounted") as (folder, server):
+        with new_fuse_disk(tmp_path, 64) as (folder, server):
             tier, region = World(None, _open_directory(folder / "kv")).open()
             store(tier, 8)
             medium_of(tier).visit_s = np.inf

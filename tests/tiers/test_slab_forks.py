@@ -16,9 +16,7 @@ from .attack import (
     Universe,
     _run,
     kill,
-    make_image,
-    mounted,
-    need,
+    new_disk,
     open_slab,
     open_when_free,
     start,
@@ -93,10 +91,8 @@ def test_a_fork_after_a_close_that_a_disk_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.2)
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 16)
     ready, tell = os.pipe()
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 16, "fsfreeze") as disk:
 
         def work() -> None:
             tier, _ = open_slab(disk / "kv", 8)
