@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
+from tests.isolated.scripts import run_script
 from tests.tiers.inside import slots_of, wait_until
 
 from .attack import (
@@ -264,8 +264,7 @@ WRAP(pwrite, (int fd, const void *data, size_t n, off_t at), (fd, data, n, at))
 WRAP(pwrite64, (int fd, const void *data, size_t n, off64_t at), (fd, data, n, at))
 """
 
-INJECTED = textwrap.dedent(
-    """
+INJECTED = """
     import errno, os, sys, time
     from pathlib import Path
     from kvoffload.tiers import State, Status
@@ -323,8 +322,7 @@ INJECTED = textwrap.dedent(
     fault.write_text("")
     assert tier.forget("new") is True
     assert tier.close()
-    """
-)
+"""
 
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])
@@ -336,21 +334,10 @@ def test_injected_errors(tmp_path: Path, mode: str) -> None:
     source.write_text(SHIM)
     _run("gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl")
     fault.write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", INJECTED, str(tmp_path / "kv"), mode, *_called_by_threads()],
-        env={
-            **os.environ,
-            "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip(),
-            "KVO_FAULT": str(fault),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "KVOFFLOAD_PURE_PYTHON": "0",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    preload = f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
+    environment = {"LD_PRELOAD": preload, "KVO_FAULT": str(fault), "KVOFFLOAD_PURE_PYTHON": "0"}
+    arguments = (str(tmp_path / "kv"), mode, *_called_by_threads())
+    run_script(INJECTED, *arguments, environment=environment)
 
 
 def _called_by_threads() -> list[str]:

@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from kvoffload.tiers import FileTier, Namespace, TierError, TierInUseError
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
 from kvoffload.tiers.local.slab.layout import Header, record_offset
+from tests.isolated.scripts import run_script
 from tests.tiers.inside import slots_of
 from tests.tiers.seals import Seal
 
@@ -183,14 +182,7 @@ found = verify_slab({str(folder)!r})
 assert (found.sound, sorted(found.corrupt)) == (1, [b"1", b"2"]), found
 assert peak() - before < 32_768, (before, peak())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(script)
 
 
 # -- who only looks --------------------------------------------------------------------------------
