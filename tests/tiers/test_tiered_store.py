@@ -437,6 +437,16 @@ class TestFetch:
         engine.quiet()
         assert engine.store.lookup(KEYS[:4]) == (4, 4)
 
+    def test_forget(self) -> None:
+        tiers = [memory(), faulty()]
+        engine = self.prepared(*tiers)
+        job = engine.store.fetch(KEYS[:4])
+        assert engine.store.forget() is True
+        assert [ended.num_blocks for ended in engine.store.step() if ended.job == job] == [0]
+        assert engine.store.lookup(KEYS) == (0, 0)
+        assert all((tier.lookup(KEYS) == State.MISS).all() for tier in tiers)
+        engine.compute(KEYS[:4])
+
     def test_a_fetch_that_nobody_has_taken_ends_with_no_block(self) -> None:
         """Its blocks were in host memory, pinned: those pins are gone, and others get the slots."""
         engine = self.prepared(memory())
@@ -600,6 +610,15 @@ class TestRequests:
         engine.compute_all(KEYS[6:7])
         assert engine.store.tiers[0].state(KEYS[0]) == State.MISS
         assert engine.store.tiers[0].state(KEYS[1]) == State.HIT
+
+    def test_an_end_told_at_the_begin_keeps_nothing_from_being_stored(self) -> None:
+        engine = make([memory()])
+        engine.compute_all(KEYS[:HOST])
+        with engine.store.begin(KEYS[HOST : HOST + 2], hints=Hints(ends=True)) as request:
+            output = request.prepare_store()
+            assert output is not None
+            assert len(output.block_hashes_to_store) == 2
+            engine.store.complete_store(output.block_hashes_to_store, success=False)
 
     def test_a_finished_request_only_ends_what_it_began(self) -> None:
         engine = make([memory()])
