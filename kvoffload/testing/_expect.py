@@ -20,12 +20,12 @@ def equal(found: object, expected: object, what: str) -> None:
     require(found == expected, f"{what} must be {expected!r}, got {found!r}")
 
 
-def raises(kind: type[Exception], what: str, call: Callable[[], object]) -> None:
-    """Raise AssertionError unless a call raises an error of a kind."""
+def raises(kind: type[Exception], what: str, call: Callable[[], object]) -> str:
+    """Raise AssertionError unless a call raises an error of a kind; return its text."""
     try:
         answer = call()
-    except kind:
-        return
+    except kind as error:
+        return str(error)
     raise AssertionError(f"{what} must raise {kind.__name__}, got {answer!r}")
 
 

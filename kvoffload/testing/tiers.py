@@ -199,14 +199,6 @@ def run(tier: Tier, job: int) -> Done:
     return ends[0]
 
 
-def _error_of(call: Callable[[], object]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001
-        return error
-    return None
-
-
 def calls_of(tier: Tier, region: Region) -> dict[str, Callable[[], object]]:
     """Return one call of each method that a closed tier, or one of another process, refuses."""
     return {
@@ -227,9 +219,8 @@ def calls_of(tier: Tier, region: Region) -> dict[str, Callable[[], object]]:
 def refused_as_foreign(tier: Tier, region: Region) -> None:
     """Call every method of a tier of the parent of this process."""
     for call in (*calls_of(tier, region).values(), tier.poll, tier.take_events):
-        error = _error_of(call)
-        require(isinstance(error, RuntimeError), "a call in a forked child must raise it")
-        require(str(os.getppid()) in str(error), f"{error} must name the process")
+        said = raises(RuntimeError, "a call in a forked child", call)
+        require(str(os.getppid()) in said, f"{said} must name the process")
     require(tier.stats(), "stats() must answer in a forked child")
     require(tier.health().reads and repr(tier), "health() and repr() must answer in a forked child")
     require(tier.close(0), "close() must be True in a forked child")
@@ -264,11 +255,13 @@ class TierConformance(ABC):
     # -- for the tests -----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def opened(self, num_blocks: int | None = None) -> Iterator[tuple[Tier, Region]]:
-        """Give an empty tier and a region of 64 blocks that is attached to it."""
+    def opened(
+        self, num_blocks: int | None = None, region: Region | None = None
+    ) -> Iterator[tuple[Tier, Region]]:
+        """Give an empty tier and the region that is attached to it, by default of 64 blocks."""
         tier = self.open_tier(num_blocks or self.num_blocks)
         try:
-            region = Region.allocate(64, self.block_bytes)
+            region = region or Region.allocate(64, self.block_bytes)
             tier.attach(region)
             yield tier, region
         finally:
@@ -314,6 +307,17 @@ class TierConformance(ABC):
         equal(done.nbytes, moved, "nbytes of the get")
         return statuses
 
+    def expect(self, tier: Tier, region: Region, keys: Sequence[bytes], *statuses: Status) -> None:
+        """Query keys and load them; their statuses must be these, or each the only one given."""
+        run(tier, tier.query(keys, PATIENCE_S))
+        expected = list(statuses) * (len(keys) if len(statuses) == 1 else 1)
+        equal(self.load(tier, region, keys), expected, "statuses")
+
+    def all_are_hits(self, tier: Tier, keys: Sequence[bytes]) -> None:
+        """Query keys; each must be a hit, in a batch and by itself."""
+        require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
+        require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+
     def states(self, tier: Tier, keys: Sequence[bytes]) -> npt.NDArray[np.int8]:
         """Query keys and look them up; do so again if an answer has expired in between."""
         until = time.monotonic() + PATIENCE_S
@@ -330,15 +334,25 @@ class TierConformance(ABC):
             tier.wait([], 0)
             time.sleep(0.001)
 
+    @contextlib.contextmanager
+    def reopened(self, region: Region) -> Iterator[Tier | None]:
+        """Give the tier that was closed last, open again; None if it keeps nothing."""
+        again = self.reopen_tier()
+        try:
+            if again is not None:
+                again.attach(region)
+            yield again
+        finally:
+            if again is not None:
+                again.close()
+
     # -- what is there -----------------------------------------------------------------------
 
     def test_an_empty_tier_has_nothing(self) -> None:
         with self.opened() as (tier, region):
             keys = self.keys(5)
-            require(
-                (run(tier, tier.query(keys, PATIENCE_S)).status == Status.MISS).all(),
-                "queries must miss",
-            )
+            done = run(tier, tier.query(keys, PATIENCE_S))
+            equal(done.status.tolist(), [Status.MISS] * 5, "statuses of a query")
             require((self.states(tier, keys) == State.MISS).all(), "all must be MISS when queried")
             equal(self.load(tier, region, keys), [Status.MISS] * 5, "statuses")
 
@@ -350,10 +364,12 @@ class TierConformance(ABC):
             equal(done.nbytes, 20 * self.block_bytes, "nbytes")
             equal(done.op, "put", "op")
             require(0 < done.seconds < PATIENCE_S, f"seconds must be those since: {done.seconds}")
-            require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
-            require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            self.all_are_hits(tier, keys)
             for some in (keys, keys[::-1], keys[3:4], keys[1::2]):
                 equal(self.load(tier, region, some), [Status.OK] * len(some), "statuses")
+            absent = self.keys(20, 20)
+            mixed = [key for pair in zip(keys, absent, strict=True) for key in pair]
+            equal(self.load(tier, region, mixed), [Status.OK, Status.MISS] * 20, "statuses")
 
     def test_blocks_move_to_and_from_the_ids_that_are_named(self) -> None:
         with self.opened() as (tier, region):
@@ -371,13 +387,6 @@ class TierConformance(ABC):
             for block_id in set(range(region.num_blocks)).difference(into):
                 require(not any(region.read(block_id)), f"block {block_id} must not change")
 
-    def test_any_subset_may_be_there(self) -> None:
-        with self.opened() as (tier, region):
-            keys = self.keys(10)
-            self.store(tier, region, keys[::2])
-            expected = [Status.OK, Status.MISS] * 5
-            equal(self.load(tier, region, keys), expected, "statuses")
-
     def test_what_is_present_is_not_written_again(self) -> None:
         with self.filled(4) as (tier, region, keys):
             region.array[:] = 7  # other bytes under the same keys: the caller breaks its word
@@ -392,13 +401,10 @@ class TierConformance(ABC):
         keys = [bytes(length) for length in lengths] + [b"\xff" * length for length in lengths[1:]]
         with self.opened() as (tier, region):
             self.store(tier, region, keys)
-            require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
-            require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
             equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
             other = [key + b"\0" for key in keys if len(key) not in {0, 1, 31, 32, 39, 40, 41}]
             require((tier.lookup(other) != State.HIT).all(), "a longer key is another key")
-            require((self.states(tier, keys) == State.HIT).all(), "all must be HIT")
-            require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            self.all_are_hits(tier, keys)
 
     def test_a_key_may_be_given_twice(self) -> None:
         with self.opened() as (tier, region):
@@ -411,14 +417,10 @@ class TierConformance(ABC):
 
     def test_empty_batches_are_jobs(self) -> None:
         with self.opened() as (tier, _):
-            calls: list[Callable[[], int]] = [
-                lambda: tier.put([], []),
-                lambda: tier.get([], []),
-                lambda: tier.query([]),
-            ]
-            for call in calls:
-                done = run(tier, call())
-                equal((len(done.status), done.nbytes), (0, 0), "statuses and bytes")
+            jobs = [tier.put([], []), tier.get([], []), tier.query([])]
+            require(tier.wait(jobs, PATIENCE_S), "jobs must end")
+            ends = sorted((done.job, len(done.status), done.nbytes) for done in tier.poll())
+            equal(ends, [(job, 0, 0) for job in sorted(jobs)], "jobs, statuses and bytes")
             equal(tier.lookup([]).tolist(), [], "lookup([])")
             tier.touch([])
             tier.discard([])
@@ -427,7 +429,11 @@ class TierConformance(ABC):
         with self.opened(16) as (tier, region):
             if tier.capacity_bytes is None:
                 return
-            keys = self.keys(64)
+            larger, keys = self.keys(64, 64), self.keys(64)
+            statuses = set(self.store(tier, region, larger).status.tolist())
+            others = statuses - {Status.FULL, Status.DECLINED}
+            equal(others, {Status.OK}, "statuses of blocks that are not FULL or DECLINED")
+            require(Status.OK in self.load(tier, region, larger), "some must be readable")
             for start in range(0, 64, 8):
                 self.store(tier, region, keys[start : start + 8])
             found = self.states(tier, keys)
@@ -436,27 +442,13 @@ class TierConformance(ABC):
             require(0 < len(kept) <= capacity, f"at most {capacity} blocks fit, got {len(kept)}")
             equal(self.load(tier, region, kept), [Status.OK] * len(kept), "statuses")
 
-    def test_a_batch_larger_than_the_tier_is_kept_in_part(self) -> None:
-        with self.opened(16) as (tier, region):
-            if tier.capacity_bytes is None:
-                return
-            keys = self.keys(64)
-            done = self.store(tier, region, keys)
-            stored = int((done.status == Status.OK).sum())
-            require(0 < stored <= 64, f"some must be stored, got {stored}")
-            rest = set(done.status.tolist()) - {Status.OK}
-            require(rest <= {Status.FULL, Status.DECLINED}, f"the others must be FULL, got {rest}")
-            statuses = self.load(tier, region, keys)
-            require(Status.OK in statuses, "some must be readable")
-
     # -- removal -----------------------------------------------------------------------------
 
     def test_discarded_blocks_are_gone_and_can_be_stored_again(self) -> None:
         with self.filled(6) as (tier, region, keys):
+            tier.touch([*keys, b"unknown", b"", bytes(100), keys[0]])
             tier.discard([*keys[:3], b"unknown"])
-            run(tier, tier.query(keys, PATIENCE_S))
-            expected = [Status.MISS] * 3 + [Status.OK] * 3
-            equal(self.load(tier, region, keys), expected, "statuses")
+            self.expect(tier, region, keys, *[Status.MISS] * 3, *[Status.OK] * 3)
             done = self.store(tier, region, keys)
             equal(done.nbytes, 3 * self.block_bytes, "nbytes")
             equal(self.load(tier, region, keys), [Status.OK] * 6, "statuses")
@@ -469,72 +461,46 @@ class TierConformance(ABC):
             tier.discard(keys[:3])
             run(tier, job)
             self.settle(tier)
-            run(tier, tier.query(keys, PATIENCE_S))
-            expected = [Status.MISS] * 3 + [Status.OK] * 3
-            equal(self.load(tier, region, keys), expected, "statuses")
+            self.expect(tier, region, keys, *[Status.MISS] * 3, *[Status.OK] * 3)
 
-    def test_forget_drops_everything(self) -> None:
-        with self.filled(12) as (tier, region, keys):
-            tier.forget()
-            run(tier, tier.query(keys, PATIENCE_S))
-            require((tier.lookup(keys) != State.HIT).all(), "nothing may be HIT")
-            equal(self.load(tier, region, keys), [Status.MISS] * 12, "statuses")
-            self.store(tier, region, keys[:4])
-            expected = [Status.OK] * 4 + [Status.MISS] * 8
-            equal(self.load(tier, region, keys), expected, "statuses")
-
-    def test_forget_holds_for_jobs_under_way(self) -> None:
-        with self.opened() as (tier, region):
-            keys = self.keys(24)
+    def test_forget_drops_everything_and_holds_for_jobs_under_way(self) -> None:
+        with self.filled(12) as (tier, region, stored):
+            keys = [*stored, *self.keys(12, 12)]
             self.write(region, keys)
-            run(tier, tier.put(keys[:12], range(12), PATIENCE_S))
-            self.settle(tier)
             jobs = [
                 tier.put(keys[12:], range(12, 24), PATIENCE_S),
                 tier.get(keys[:12], range(24, 36), PATIENCE_S),
             ]
             tier.forget()
+            require((tier.lookup(keys) != State.HIT).all(), "nothing may be HIT")
             require(tier.wait(jobs, PATIENCE_S), "jobs must end")
             ends = {done.job: done for done in tier.poll()}
             got = ends[jobs[1]]
             require(Status.OK not in got.status.tolist(), "forgotten blocks must not be served")
             self.settle(tier)
-            run(tier, tier.query(keys, PATIENCE_S))
-            equal(self.load(tier, region, keys), [Status.MISS] * 24, "statuses")
-            self.store(tier, region, keys)
-            equal(self.load(tier, region, keys), [Status.OK] * 24, "statuses")
-
-    def test_touch_takes_any_keys(self) -> None:
-        with self.filled(4) as (tier, region, keys):
-            tier.touch([*keys, b"unknown", b"", bytes(100), keys[0]])
-            equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
+            self.expect(tier, region, keys, Status.MISS)
+            self.store(tier, region, keys[:20])
+            self.expect(tier, region, keys, *[Status.OK] * 20, *[Status.MISS] * 4)
 
     # -- jobs --------------------------------------------------------------------------------
 
-    def test_every_job_ends_once(self) -> None:
-        with self.opened(64) as (tier, region):
-            keys = self.keys(40)
-            self.write(region, keys)
-            jobs = [tier.put(keys[i : i + 4], range(i, i + 4), PATIENCE_S) for i in range(0, 40, 4)]
-            equal(len(set(jobs)), 10, "numbers of jobs")
-            require(tier.wait(jobs, PATIENCE_S), "all must end")
-            require(tier.wait([*jobs, 10**9], 0.0), "ended and unknown jobs count as ended")
-            ends = tier.poll()
-            equal(sorted(done.job for done in ends), sorted(jobs), "jobs that ended")
-            equal(tier.poll(), [], "a second poll")
-
-    def test_many_jobs_are_under_way_at_once(self) -> None:
+    def test_many_jobs_are_under_way_at_once_and_end_once(self) -> None:
         with self.opened(64) as (tier, region):
             keys = self.keys(48)
-            self.store(tier, region, keys)
+            self.write(region, keys)
+            jobs = [tier.put(keys[i : i + 4], range(i, i + 4), PATIENCE_S) for i in range(0, 48, 4)]
+            equal(len(set(jobs)), 12, "numbers of jobs")
+            require(tier.wait(jobs, PATIENCE_S), "all must end")
+            require(tier.wait([*jobs, 10**9], 0.0), "ended and unknown jobs count as ended")
+            equal(sorted(done.job for done in tier.poll()), sorted(jobs), "jobs that ended")
+            equal(tier.poll(), [], "a second poll")
+            self.settle(tier)
             rng = np.random.default_rng(0)
             for _ in range(20):
                 order = rng.permutation(48)
                 region.array[:] = 0
-                jobs = [
-                    tier.get([keys[i] for i in part], part, PATIENCE_S)
-                    for part in np.split(order, [1, 2, 10, 30])
-                ]
+                parts = np.split(order, [1, 2, 10, 30])
+                jobs = [tier.get([keys[i] for i in part], part, PATIENCE_S) for part in parts]
                 require(tier.wait(jobs, PATIENCE_S), "all must end")
                 for done in tier.poll():
                     require((done.status == Status.OK).all(), f"all must be OK: {done.status}")
@@ -637,20 +603,10 @@ class TierConformance(ABC):
             memory, [(1, cut, cut), (1 + 16 * cut, size - cut, size - cut)], 16
         )
         for other in (spread, Region(memoryview(memory)[7:], size)):
-            tier = self.open_tier(self.num_blocks)
-            try:
-                tier.attach(other)
+            with self.opened(region=other) as (tier, region):
                 keys = self.keys(16)
-                self.write(other, keys)
-                run(tier, tier.put(keys, range(16), PATIENCE_S))
-                self.settle(tier)
-                other.array[:] = 0
-                done = run(tier, tier.get(keys[::-1], range(16), PATIENCE_S))
-                equal(done.status.tolist(), [Status.OK] * 16, "statuses")
-                for block_id, key in enumerate(keys[::-1]):
-                    require(other.read(block_id) == self.data(key), f"{key!r} is wrong")
-            finally:
-                tier.close()
+                self.store(tier, region, keys)
+                equal(self.load(tier, region, keys[::-1]), [Status.OK] * 16, "statuses")
 
     # -- what can be seen --------------------------------------------------------------------
 
@@ -676,16 +632,9 @@ class TierConformance(ABC):
         with self.filled(20) as (tier, region, keys):
             tier.discard(keys[:2])
             require(tier.close(PATIENCE_S), "nothing hangs")
-        again = self.reopen_tier()
-        if again is None:
-            return
-        try:
-            again.attach(region)
-            expected = [Status.MISS] * 2 + [Status.OK] * 18
-            run(again, again.query(keys, PATIENCE_S))
-            equal(self.load(again, region, keys), expected, "statuses")
-        finally:
-            again.close()
+        with self.reopened(region) as again:
+            if again is not None:
+                self.expect(again, region, keys, *[Status.MISS] * 2, *[Status.OK] * 18)
 
     def test_blocks_of_a_generation_are_not_those_of_another(self) -> None:
         with self.opened() as (tier, region):
@@ -694,18 +643,11 @@ class TierConformance(ABC):
             self.store(tier, region, keys)
             equal(self.load(tier, region, keys), [Status.OK] * 20, "statuses")
             tier.close(PATIENCE_S)
-        again = self.reopen_tier()
-        if again is None:
-            return
-        try:
-            again.attach(region)
-            run(again, again.query(keys, PATIENCE_S))
-            equal(self.load(again, region, keys), [Status.MISS] * 20, "statuses")
-            self.store(again, region, keys[:5])
-            expected = [Status.OK] * 5 + [Status.MISS] * 15
-            equal(self.load(again, region, keys), expected, "statuses")
-        finally:
-            again.close()
+        with self.reopened(region) as again:
+            if again is not None:
+                self.expect(again, region, keys, Status.MISS)
+                self.store(again, region, keys[:5])
+                self.expect(again, region, keys, *[Status.OK] * 5, *[Status.MISS] * 15)
 
 
 # -- the machine ---------------------------------------------------------------------------------
@@ -776,8 +718,7 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
         def discard(self, keys: list[bytes]) -> None:
             self.finish()
             self.tier.discard(keys)
-            for key in keys:
-                self.model.discard(key)
+            self.model.difference_update(keys)
 
         @rule()
         def forget(self) -> None:
@@ -803,19 +744,15 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
             for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):
                 if op in ("put", "crowded put"):
                     may_be_full = not self.exact or op == "crowded put"
-                    allowed = (
-                        {Status.OK, Status.FULL, Status.DECLINED} if may_be_full else {Status.OK}
-                    )
-                    require(status in allowed, f"put of {key!r}: {Status(status).name}")
+                    is_full = status in (Status.FULL, Status.DECLINED)
+                    is_allowed = status == Status.OK or (is_full and may_be_full)
+                    require(is_allowed, f"put of {key!r}: {Status(status).name}")
                     if status == Status.OK:
                         self.model.add(key)
                 elif status == Status.OK and op.endswith("get"):
                     require(op == "get", f"{key!r} was served and had been forgotten")
-                    equal(
-                        self.region.read(block_id) == block_bytes_of(key, block_bytes),
-                        True,
-                        f"bytes of {key!r} are right:",
-                    )
+                    is_right = self.region.read(block_id) == block_bytes_of(key, block_bytes)
+                    require(is_right, f"the bytes of {key!r} are wrong")
                 elif op == "get":
                     equal(status, Status.MISS, f"status of {key!r}")
                     require(key not in there or not self.exact, f"{key!r} is lost")

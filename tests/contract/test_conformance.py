@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -344,14 +344,11 @@ FAULTY = {
 }
 
 
-RANDOM = ("test_random_calls_keep_to_the_contract", "test_a_manager_can_work_with_it")
-
-
-def failures(suite: object, without: Collection[str] = ()) -> list[str]:
+def failures(suite: object) -> list[str]:
     """Return the tests of a suite that fail."""
     found = []
     for name, test in inspect.getmembers(suite, inspect.ismethod):
-        if name.startswith("test_") and name not in without:
+        if name.startswith("test_"):
             try:
                 test()
             except Exception:  # noqa: BLE001
@@ -365,19 +362,18 @@ def suite_of(make_policy: Callable[[int], CachePolicy], **members: Any) -> Polic
     return suite
 
 
+IN_A_TEST_OF_THEIR_OWN = {
+    "TakesAnyCapacity": "test_a_capacity_is_checked",
+    "IsFalseWhenEmpty": "test_a_new_policy_is_empty_and_true",
+    "RemembersOverClear": "test_clear_makes_it_as_new",
+}
+
+
 @pytest.mark.parametrize("name", FAULTY)
-def test_every_fault_is_found_without_random_calls(name: str) -> None:
-    assert failures(suite_of(FAULTY[name]), without=RANDOM)
-
-
-IN_A_TEST_OF_THEIR_OWN = {"TakesAnyCapacity", "IsFalseWhenEmpty"}
-
-
-@pytest.mark.parametrize("name", sorted(FAULTY.keys() - IN_A_TEST_OF_THEIR_OWN))
-def test_random_calls_find_nearly_every_fault(name: str) -> None:
-    suite = suite_of(FAULTY[name])
+def test_every_fault_is_found(name: str) -> None:
+    test = IN_A_TEST_OF_THEIR_OWN.get(name, "test_random_calls_keep_to_the_contract")
     with pytest.raises((AssertionError, ValueError, KeyError, TypeError)):
-        suite.test_random_calls_keep_to_the_contract()
+        getattr(suite_of(FAULTY[name]), test)()
 
 
 def test_hypothesis_finds_a_fault() -> None:

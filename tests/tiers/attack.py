@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
-from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
+from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier, TierInUseError
 from tests.conftest import read_budget
 from tests.tiers.inside import let_probe, set_clock, settle
 
@@ -46,31 +46,39 @@ class Universe:
         self.keys = [b"key-%032d" % number for number in range(count)]
         self.data = {key: block_bytes_of(key, block_bytes) for key in self.keys}
 
-    def put(self, tier: Tier, region: Region, keys: list[bytes]) -> np.ndarray:
-        """Put keys from the first blocks of the region, and wait; return the statuses."""
-        for block_id, key in enumerate(keys):
-            region.write(block_id, self.data[key])
-        job = tier.put(keys, range(len(keys)))
-        assert tier.wait([job], PATIENCE_S)
-        (done,) = tier.poll()
-        settle(tier)
-        tier.poll()
-        return done.status
-
-    def check(self, tier: Tier, region: Region, keys: list[bytes] | None = None) -> dict:
-        """Get keys, batch by batch; compare every byte of what is OK; return the statuses."""
-        found = {}
+    def put(self, tier: Tier, region: Region, keys: list[bytes] | None = None) -> np.ndarray:
+        """Put keys, as many at once as the region has blocks, and wait; return the statuses."""
         keys = self.keys if keys is None else keys
+        statuses = []
         for start in range(0, len(keys), region.num_blocks):
             batch = keys[start : start + region.num_blocks]
+            for block_id, key in enumerate(batch):
+                region.write(block_id, self.data[key])
+            statuses.append(run(tier, tier.put(batch, range(len(batch)))).status)
+            settle(tier)
+            tier.poll()
+        return np.concatenate(statuses)
+
+    def check(
+        self, tier: Tier, region: Region, keys: list[bytes] | None = None, reset_every: int = 0
+    ) -> dict[bytes, Status]:
+        """Get keys, batch by batch; compare every byte of what is OK; return the statuses.
+
+        Reads that corrupt blocks stop are allowed again after each `reset_every` keys.
+        """
+        found = {}
+        keys = self.keys if keys is None else keys
+        step = reset_every or region.num_blocks
+        for start in range(0, len(keys), step):
+            batch = keys[start : start + step]
             region.array[:] = 0xA5
-            job = tier.get(batch, range(len(batch)))
-            assert tier.wait([job], PATIENCE_S)
-            (done,) = tier.poll()
+            done = run(tier, tier.get(batch, range(len(batch))))
             for block_id, (key, status) in enumerate(zip(batch, done.status.tolist(), strict=True)):
                 found[key] = Status(status)
                 if status == Status.OK:
                     assert region.read(block_id) == self.data[key], f"WRONG BYTES under {key!r}"
+            if reset_every:
+                tier.health(reset=True)
         return found
 
 
@@ -106,6 +114,17 @@ def open_slab(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]
     region = Region.allocate(32, BLOCK_BYTES)
     tier.attach(region)
     return tier, region
+
+
+def open_when_free(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]:
+    """Open a slab when nobody has its lock any longer, such as a child of who was killed."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return open_slab(path, num_blocks, **options)
+        except TierInUseError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def stop_clock(tier: FileTier) -> None:
@@ -190,3 +209,31 @@ def fuse_mounted(image: Path, folder: Path) -> Iterator[tuple[Path, int]]:
             _run("umount", folder)
         server.terminate()
         server.wait(300)
+
+
+@contextlib.contextmanager
+def new_disk(path: Path, megabytes: int, *commands: str) -> Iterator[Path]:
+    """Mount a new file system, in a file in a folder; skip a test where a command is missing."""
+    need("mkfs.ext4", *commands)
+    make_image(path / "disk.img", megabytes)
+    with mounted(path / "disk.img", path / "disk") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def new_fuse_disk(path: Path, megabytes: int) -> Iterator[tuple[Path, int]]:
+    """Mount a new file system that a process serves; give the folder and the process."""
+    need("mkfs.ext4", "fuse2fs")
+    make_image(path / "disk.img", megabytes)
+    with fuse_mounted(path / "disk.img", path / "disk") as (folder, server):
+        yield folder, server
+
+
+@contextlib.contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """Let every write to a file system hang."""
+    _run("fsfreeze", "--freeze", folder)
+    try:
+        yield
+    finally:
+        _run("fsfreeze", "--unfreeze", folder)

@@ -13,6 +13,15 @@ from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.remote.tier import RemoteTier
 
 
+class Clock:
+    """A clock that moves when it is told to."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
 def is_busy(tier: Tier) -> bool:
     """Return whether a thread of the tier has work: a job or a chore."""
     return tier.stats()["unsettled_jobs"] > 0
@@ -34,6 +43,11 @@ def settle(tier: Tier) -> None:
         return not is_busy(tier)
 
     wait_until(rests)
+
+
+def descriptors() -> int:
+    """Return how many descriptors this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def path_of(tier: DirectoryTier, key: bytes) -> Path:

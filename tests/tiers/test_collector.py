@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,17 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Histogram
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier, open_tier
 from kvoffload.tiers.prometheus import TierCollector
+from tests.tiers.inside import settle
 
 NAMESPACE = Namespace("model", 4096, tokens_per_block=16)
 Series = dict[tuple[tuple[str, str], ...], float]
-
-
-def settle(tier: Tier) -> None:
-    """Take all ends in, and wait for what a tier writes after a put has ended."""
-    deadline = time.monotonic() + 300
-    while list(tier.poll()) or tier.stats()["staging_bytes"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -46,6 +38,7 @@ def tiers(tmp_path: Path) -> Iterator[tuple[Tier, ...]]:
                 assert tier.wait([tier.put(part, range(8))], 60)
             assert tier.wait([tier.get([b"15", b"absent"], [0, 1])], 60)
             settle(tier)
+            tier.poll()
         yield found
     finally:
         for tier in found:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
-from kvoffload.testing.tiers import PATIENCE_S, TierConformance, run, tier_machine
+from kvoffload.testing.tiers import PATIENCE_S, TierConformance, run
 from kvoffload.tiers import Namespace, Region, Status, Tier
 from kvoffload.tiers.remote.directory import DirectoryTier
 
@@ -42,22 +41,6 @@ class TestDirectoryTier(TierConformance):
         while tier.sweep() is None:  # the tier's own thread sweeps
             pass
         tier.poll()
-
-
-def test_it_behaves_like_a_dict(tmp_path: Path, namespace: Namespace) -> None:
-    numbers = iter(range(10**6))
-    machine = tier_machine(
-        lambda: DirectoryTier(
-            tmp_path / str(next(numbers)),
-            64 * BLOCK,
-            threads=2,
-            namespace=namespace,
-            ack="stored",  # a copied block may not be readable yet
-        ),
-        BLOCK,
-    )
-    machine.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
-    machine.TestCase().runTest()
 
 
 def test_a_sweep_before_anything_was_stored_makes_nothing(tmp_path: Path) -> None:

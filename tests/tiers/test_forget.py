@@ -5,26 +5,25 @@ import logging
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
-from kvoffload.tiers import FileTier, Region, State, Status, TierInUseError
+from kvoffload.tiers import FileTier, Region, State, Status
 from kvoffload.tiers.local.slab import find_slabs
 from kvoffload.tiers.local.slab.layout import Header
+from tests.tiers.inside import wait_until
 
 from .attack import (
     NAMESPACE,
     Universe,
-    _run,
-    fuse_mounted,
-    make_image,
-    mounted,
-    need,
+    frozen,
+    new_disk,
+    new_fuse_disk,
     open_slab,
+    open_when_free,
     start,
 )
 from .servers import stop
@@ -56,24 +55,14 @@ def filled(path: Path, universe: Universe) -> tuple[FileTier, Region]:
 
 def found_after(path: Path, universe: Universe) -> list[int]:
     """Open a slab again; return the numbers of the blocks that it serves."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            tier, region = open_slab(path, NUM_SLOTS)
-            break
-        except TierInUseError:  # who was killed holds the lock until the disk lets go
-            assert time.monotonic() < until
-            time.sleep(0.02)
+    tier, region = open_when_free(path, NUM_SLOTS)
     found = universe.check(tier, region)
     tier.close()
     return [i for i, key in enumerate(universe.keys) if found[key] == Status.OK]
 
 
 def wait_confirmed(tier: FileTier, generation: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not tier.forget(generation):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: tier.forget(generation))
 
 
 # -- a header that cannot be written ---------------------------------------------------------------
@@ -182,20 +171,9 @@ def test_a_slab_is_warm_for_its_own_generation_and_empty_for_another(tmp_path: P
 # -- a disk that hangs -----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def frozen(folder: Path):
-    _run("fsfreeze", "--freeze", folder)
-    try:
-        yield
-    finally:
-        _run("fsfreeze", "--unfreeze", folder)
-
-
 @pytest.fixture
 def disk(tmp_path: Path):
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 16)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 16, "fsfreeze") as folder:
         yield folder
 
 
@@ -230,10 +208,8 @@ def test_forgotten_while_the_disk_is_frozen(disk: Path) -> None:
 
 
 def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path) -> None:
-    need("mkfs.ext4", "fuse2fs")
-    make_image(tmp_path / "disk.img", 16)
     universe = Universe(NUM_SLOTS)
-    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+    with new_fuse_disk(tmp_path, 16) as (folder, server):
         tier, _ = filled(folder / "kv", universe)
         stop(server)
         try:

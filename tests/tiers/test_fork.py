@@ -15,6 +15,7 @@ from kvoffload.tiers.engine.tier import ComposedTier
 from tests.tiers.inside import is_busy
 
 from .attack import start
+from .test_tiered_store import calls_of_store
 
 pytestmark = pytest.mark.thorough
 
@@ -96,19 +97,7 @@ def test_a_child_is_refused_by_a_store(namespace: Namespace) -> None:
         region.write(block_id, bytes([block_id]) * BLOCK)
 
     def in_child() -> None:
-        calls: list[Callable[[], object]] = [
-            lambda: store.lookup(KEYS),
-            lambda: store.touch(KEYS),
-            lambda: store.fetch(KEYS),
-            lambda: store.prepare_load(KEYS[:1]),
-            lambda: store.complete_load(KEYS[:1]),
-            lambda: store.prepare_store(KEYS[4:8]),
-            lambda: store.complete_store(KEYS[4:8]),
-            store.step,
-            lambda: store.wait(1.0),
-            store.forget,
-        ]
-        for call in calls:
+        for call in calls_of_store(store):
             with pytest.raises(RuntimeError, match=f"belongs to process {os.getppid()}"):
                 call()
         assert store.stats()["free_buffers"] == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from kvoffload.tiers import (
     FileTier,
     MemoryTier,
     Namespace,
+    ObjectTier,
     RedisTier,
     Region,
     RemoteTier,
@@ -34,8 +35,7 @@ from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.generation import Generation, GenerationSource
 from tests.tiers.attack import report, rounds
 from tests.tiers.inside import ask_anew, is_busy
-from tests.tiers.places import Place, directory_place, objects_place, redis_place
-from tests.tiers.servers import make_bucket, redis_server, s3_server
+from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server
 from tests.tiers.test_store import DictStore
 
 BLOCK = 4096
@@ -95,13 +95,10 @@ def test_a_file_is_read_at_the_start_and_at_each_reset(
     assert "a random name: nothing is shared" in caplog.text
 
 
-def test_without_a_file_the_name_after_a_reset_is_random() -> None:
+def test_without_a_file_the_name_after_a_reset_is_random(tmp_path: Path) -> None:
     source = GenerationSource("step 1")
     assert source.first == "step 1"
     assert source.after_reset() != source.after_reset()
-
-
-def test_a_file_that_names_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "generation"
     with pytest.raises(FileNotFoundError):
         GenerationSource("", path)
@@ -215,8 +212,22 @@ def in_slabs(path: Path) -> Opener:
     return opener
 
 
-def of_place(place: Place) -> Opener:
-    return lambda _, generation: place.opener(namespace=NAMESPACE, threads=1, generation=generation)
+def opener_of(kind: type[RemoteTier], *place: object, **options) -> Opener:
+    """Return what opens tiers of a kind on one place."""
+    options |= {"namespace": NAMESPACE, "threads": 1}
+    return lambda _, generation: kind(*place, generation=generation, **options)
+
+
+def in_directory(path: Path) -> Opener:
+    return opener_of(DirectoryTier, path, 2**24)
+
+
+def in_redis(server: Server, prefix: str) -> Opener:
+    return opener_of(RedisTier, f"redis://127.0.0.1:{server.port}", prefix=prefix)
+
+
+def in_bucket(server: Server, prefix: str) -> Opener:
+    return opener_of(ObjectTier, f"s3://blocks/{prefix}", **s3_options(server))
 
 
 @pytest.mark.attack
@@ -236,7 +247,7 @@ def test_no_block_of_other_weights_is_served_from_a_disk(
     times, served = rounds(100), 0
     for number in range(times):
         path = tmp_path / str(number)
-        opener = in_slabs(path) if kind == "slab" else of_place(directory_place(path))
+        opener = in_slabs(path) if kind == "slab" else in_directory(path)
         served += play(opener, random.Random(seed + number), 20)
     report(f"{times} sequences of two engines in a {kind}, {served} blocks served")
     assert served > times
@@ -247,22 +258,22 @@ def test_no_block_of_other_weights_is_served_from_a_disk(
 def test_no_block_of_other_weights_is_served_from_a_server(kind: str, seed: int) -> None:
     if kind == "redis":
         pytest.importorskip("redis", reason="the tier needs the redis extra")
-        server, made = redis_server("--maxmemory", "256mb"), redis_place
+        server, made = redis_server("--maxmemory", "256mb"), in_redis
     else:
         pytest.importorskip("obstore", reason="the tier needs the objects extra")
-        server, made = s3_server(), objects_place
+        server, made = s3_server(), in_bucket
     times, served = rounds(100 if kind == "redis" else 20), 0
     with server:
         if kind == "s3":
             make_bucket(server)
         for number in range(times):
-            served += play(of_place(made(server)), random.Random(seed + number), 20)
+            served += play(made(server, f"kv{number}"), random.Random(seed + number), 20)
     report(f"{times} sequences of two engines on {kind}, {served} blocks served")
     assert served > times
 
 
 def test_engines_with_one_name_share_after_a_push(tmp_path: Path) -> None:
-    for opener in (in_memory(), of_place(directory_place(tmp_path))):
+    for opener in (in_memory(), in_directory(tmp_path)):
         one, other = Engine(0, opener), Engine(1, opener)
         one.put(KEYS)
         assert (one.get(), other.get()) == (4, 4)
@@ -318,11 +329,12 @@ def test_a_get_that_ends_after_a_forget_is_a_miss() -> None:
     engine.tier.close(PATIENCE_S)
 
 
-def test_what_is_forgotten_says_so_in_an_event() -> None:
-    with MemoryTier(2**20, namespace=NAMESPACE, enable_events=True) as tier:
-        tier.forget("step 1")
-        tier.forget("step 1")  # nothing changes
-        assert [event.reason for event in tier.take_events()] == ["forgotten"]
+def test_what_is_forgotten_says_so_in_an_event(tmp_path: Path) -> None:
+    for kind, place in ((MemoryTier, ()), (DirectoryTier, (tmp_path,))):
+        with kind(*place, 2**20, namespace=NAMESPACE, enable_events=True) as tier:
+            tier.forget("step 1")
+            tier.forget("step 1")  # nothing changes
+            assert [event.reason for event in tier.take_events()] == ["forgotten"]
 
 
 def test_a_store_s_tiers_all_get_the_same_generation(tmp_path: Path) -> None:
@@ -338,24 +350,14 @@ def test_a_store_s_tiers_all_get_the_same_generation(tmp_path: Path) -> None:
         assert tiers[0].generation != "step 7"
 
 
-# -- blocks that are discarded -------------------------------------------------------------------
-
-
-@pytest.fixture
-def dropping(tmp_path: Path) -> Iterator[RemoteTier]:
-    tier = directory_place(tmp_path).opener(namespace=NAMESPACE, threads=1)
-    yield tier
-    tier.close(PATIENCE_S)
-
-
-def test_what_was_discarded_does_not_come_back_with_its_generation(dropping: RemoteTier) -> None:
+def test_what_was_discarded_does_not_come_back_with_its_generation(tmp_path: Path) -> None:
     """Not even if nothing could be removed before the generation changed."""
-    region = Region.allocate(4, BLOCK)
-    dropping.discard(KEYS[:1])  # there are no threads
-    dropping.forget("step 1")
-    dropping.attach(region)
-    dropping.forget("")
-    assert dropping.state(KEYS[0]) == State.MISS
+    with in_directory(tmp_path)(0, "") as tier:
+        tier.discard(KEYS[:1])  # there are no threads
+        tier.forget("step 1")
+        tier.attach(Region.allocate(4, BLOCK))
+        tier.forget("")
+        assert tier.state(KEYS[0]) == State.MISS
 
 
 # -- the deletion of blocks ----------------------------------------------------------------------
@@ -385,7 +387,7 @@ def check_deletion(opener: Opener, url: str) -> None:
 def test_blocks_in_a_directory_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "of the user").write_text("precious")
     (tmp_path / ("a" * 32)).symlink_to(tmp_path)
-    check_deletion(of_place(directory_place(tmp_path)), f"dir:{tmp_path}")
+    check_deletion(in_directory(tmp_path), f"dir:{tmp_path}")
     assert (tmp_path / "of the user").read_text() == "precious"
     assert (tmp_path / ("a" * 32)).is_symlink()
 
@@ -394,14 +396,11 @@ def test_blocks_in_a_directory_are_deleted(tmp_path: Path) -> None:
 def test_blocks_on_a_server_are_deleted() -> None:
     redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
     with redis_server("--maxmemory", "256mb") as server:
-        place = redis_place(server)
         url = f"redis://127.0.0.1:{server.port}"
         with redis.Redis(port=server.port) as client:
             client.set("kvoffload:of:the:user", "precious")
-            opener = of_place(Place(lambda **options: RedisTier(url, prefix="a*b", **options)))
-            check_deletion(opener, f"{url}?prefix=a*b")
+            check_deletion(in_redis(server, "a*b"), f"{url}?prefix=a*b")
             assert client.get("kvoffload:of:the:user") == b"precious"
-        place.close()
 
 
 @pytest.mark.servers
@@ -411,8 +410,5 @@ def test_blocks_in_a_bucket_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with s3_server() as server:
         make_bucket(server)
-        place = objects_place(server)
-        address = place.tier(attach=False).place
         endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
-        check_deletion(of_place(place), f"{address}?{endpoint}")
-        place.close()
+        check_deletion(in_bucket(server, "kv"), f"s3://blocks/kv?{endpoint}")

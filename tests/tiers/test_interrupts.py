@@ -175,10 +175,7 @@ class Caller:
     def compare(self) -> int:
         """Read everything back; return how many blocks were there."""
         found = 0
-        for some in itertools.batched(KEYS, 16) if hasattr(itertools, "batched") else (
-            KEYS[:16], KEYS[16:32], KEYS[32:],
-        ):  # fmt: skip
-            keys = list(some)
+        for keys in (KEYS[:16], KEYS[16:32], KEYS[32:]):
             ids = list(range(len(keys)))
             done = run(self.tier, self.tier.get(keys, ids, PATIENCE_S))
             for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):

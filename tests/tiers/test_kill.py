@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, State, Status, TierInUseError
 
-from .attack import NAMESPACE, Universe, kill, open_slab, report, rounds, start
+from .attack import NAMESPACE, Universe, kill, open_slab, open_when_free, report, rounds, start
 
 pytestmark = pytest.mark.attack
 
@@ -150,15 +149,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     grandchild = int(os.read(ready, 16))
     kill(child)
     os.kill(grandchild, 0)  # it lives
-    until = time.monotonic() + PATIENCE_S
-    while True:  # until it has run for the first time, and let go
-        try:
-            tier, _ = open_slab(tmp_path, 8)
-            break
-        except TierInUseError:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    tier.close()
+    open_when_free(tmp_path, 8)[0].close()  # it lets go when it runs for the first time
     os.kill(grandchild, signal.SIGKILL)
     os.close(ready)
     os.close(tell)

@@ -1,5 +1,6 @@
 """Every tier against a dict, in orders of calls that hypothesis chooses."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvoffload.testing.tiers import FaultyTier, tier_machine
-from kvoffload.tiers import FileTier, MemoryTier, Namespace, Tier
+from kvoffload.tiers import DirectoryTier, FileTier, MemoryTier, Namespace, Tier
 
 BLOCK = 4096
 ROOMY, TIGHT = 64 * BLOCK, 10 * BLOCK
@@ -28,15 +29,14 @@ def test_memory(namespace: Namespace, capacity: int, policy: str) -> None:
 @pytest.mark.parametrize("mode", ["direct", "copied", "stored"])
 def test_slab(tmp_path: Path, namespace: Namespace, capacity: int, mode: str) -> None:
     options = {} if mode == "direct" else {"staged": True, "ack": mode, "staging_bytes": 8 * BLOCK}
-    made = 0
+    numbers, options = itertools.count(), {"namespace": namespace, "threads": 3, **options}
+    check(lambda: FileTier(tmp_path / str(next(numbers)), capacity, **options))
 
-    def open_tier() -> Tier:
-        nonlocal made
-        made += 1
-        folder = tmp_path / str(made)
-        return FileTier(folder, capacity, namespace=namespace, threads=3, **options)
 
-    check(open_tier)
+def test_directory(tmp_path: Path, namespace: Namespace) -> None:
+    numbers = itertools.count()
+    options = {"threads": 2, "namespace": namespace, "ack": "stored"}  # what is copied may be late
+    check(lambda: DirectoryTier(tmp_path / str(next(numbers)), ROOMY, **options))
 
 
 @pytest.mark.parametrize("ack", ["copied", "stored"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status, Tier
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import kill, report, rounds, start
@@ -37,17 +37,11 @@ def attached(tier: Tier) -> Region:
     return region
 
 
-def finish(tier: RemoteTier, job: int) -> list[int]:
-    assert tier.wait([job], PATIENCE_S)
-    (done,) = (end for end in tier.poll() if end.job == job)
-    return done.status.tolist()
-
-
 def check(tier: RemoteTier, region: Region, places: list[int], model: int) -> int:
     """Get keys and compare every byte; return how many were there."""
     region.array[:] = 0xA5
     keys = [KEYS[place] for place in places]
-    statuses = finish(tier, tier.get(keys, places, PATIENCE_S))
+    statuses = run(tier, tier.get(keys, places, PATIENCE_S)).status.tolist()
     for place, status in zip(places, statuses, strict=True):
         assert status in (Status.OK, Status.MISS), Status(status)
         if status == Status.OK:
@@ -64,8 +58,8 @@ def churn(opener: Callable[[Namespace], RemoteTier], number: int, times: int) ->
         places = chance.sample(range(len(KEYS)), 12)
         for place in places:
             region.write(place, data(KEYS[place], model))
-        statuses = finish(tier, tier.put([KEYS[place] for place in places], places, PATIENCE_S))
-        assert set(statuses) == {Status.OK}, statuses
+        done = run(tier, tier.put([KEYS[place] for place in places], places, PATIENCE_S))
+        assert not done.status.any(), done.status
         ask_anew(tier)  # ask the medium, whatever was found out before
         check(tier, region, chance.sample(range(len(KEYS)), 12), model)
         if chance.random() < 0.1:
@@ -97,12 +91,18 @@ def attack(opener: Callable[[Namespace], RemoteTier], times: int) -> None:
 
 
 @pytest.mark.attack
-def test_one_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("room", "stated", "options"),
+    [
+        pytest.param(2**30, 2000, {}, id="roomy"),
+        pytest.param(24 * BLOCK, 1000, {"sweep_s": 0.01}, id="swept meanwhile"),  # half fits
+    ],
+)
+def test_one_directory(tmp_path: Path, room: int, stated: int, options: dict) -> None:
+    options |= {"threads": 4, "ack": "stored"}
     attack(
-        lambda namespace: DirectoryTier(
-            tmp_path, 2**30, threads=4, namespace=namespace, ack="stored"
-        ),
-        rounds(2000),
+        lambda namespace: DirectoryTier(tmp_path, room, namespace=namespace, **options),
+        rounds(stated),
     )
     for namespace in NAMESPACES:
         folder = tmp_path / namespace.fingerprint.hex()
@@ -111,43 +111,20 @@ def test_one_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack
-def test_one_directory_that_is_swept_meanwhile(tmp_path: Path) -> None:
-    """Room for half of the blocks, and sweeps all the time."""
-    attack(
-        lambda namespace: DirectoryTier(
-            tmp_path, 24 * BLOCK, threads=4, namespace=namespace, ack="stored", sweep_s=0.01
-        ),
-        rounds(1000),
-    )
-
-
-@pytest.mark.attack
-def test_one_redis_server() -> None:
+@pytest.mark.parametrize(("room", "stated"), [("256mb", 2000), ("3mb", 500)])
+def test_one_redis_server(room: str, stated: int) -> None:
+    """With room for all blocks; and for few of them, so that it evicts."""
     pytest.importorskip("redis", reason="the tier needs the redis extra")
     from redis import Redis
 
-    with redis_server("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru") as server:
+    with redis_server("--maxmemory", room, "--maxmemory-policy", "allkeys-lru") as server:
+        url = f"redis://127.0.0.1:{server.port}"
         attack(
-            lambda namespace: RedisTier(
-                f"redis://127.0.0.1:{server.port}", threads=2, namespace=namespace, ack="stored"
-            ),
-            rounds(2000),
+            lambda namespace: RedisTier(url, threads=2, namespace=namespace, ack="stored"),
+            rounds(stated),
         )
         with Redis(port=server.port) as client:
             assert client.dbsize() <= 2 * (len(KEYS) + 2), "each block once, and two names more"
-
-
-@pytest.mark.attack
-def test_one_redis_server_that_evicts() -> None:
-    """Room for few of the blocks."""
-    pytest.importorskip("redis", reason="the tier needs the redis extra")
-    with redis_server("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as server:
-        attack(
-            lambda namespace: RedisTier(
-                f"redis://127.0.0.1:{server.port}", threads=2, namespace=namespace, ack="stored"
-            ),
-            rounds(500),
-        )
 
 
 @pytest.mark.attack

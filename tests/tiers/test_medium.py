@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -17,18 +16,21 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
-from tests.tiers.inside import slots_of
+from tests.isolated.scripts import run_script
+from tests.tiers.inside import slots_of, wait_until
 
 from .attack import (
     BLOCK_BYTES,
     NAMESPACE,
     Universe,
     _run,
-    fuse_mounted,
+    frozen,
     kill,
     make_image,
     mounted,
     need,
+    new_disk,
+    new_fuse_disk,
     open_slab,
     report,
     rounds,
@@ -92,10 +94,7 @@ def test_power_cuts(tmp_path: Path, seed: int) -> None:
             subprocess.run(["e2fsck", "-fy", copy], capture_output=True, check=False)
             with mounted(copy, tmp_path / "copy") as after:
                 tier, region = open_slab(after / "kv", 400, **options)
-                found = {}
-                for first in range(0, 800, 8):
-                    found.update(universe.check(tier, region, universe.keys[first : first + 8]))
-                    tier.health(reset=True)
+                found = universe.check(tier, region, reset_every=8)
                 tier.close()
             compared += sum(status == Status.OK for status in found.values())
             corrupt += sum(status == Status.CORRUPT for status in found.values())
@@ -108,18 +107,15 @@ def test_power_cuts(tmp_path: Path, seed: int) -> None:
 
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     """The error comes at once, and nothing is left; a smaller slab then fits, and stays."""
-    need("mkfs.ext4")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(200)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 32) as folder:
         before = sorted(folder.rglob("*")), os.statvfs(folder).f_bfree
         for capacity in (2**30, 10 * 2**40):
             with pytest.raises(TierSpaceError, match="No space left on device"):
                 FileTier(folder / "new" / "kv", capacity, namespace=NAMESPACE)
             assert (sorted(folder.rglob("*")), os.statvfs(folder).f_bfree) == before
         tier, region = open_slab(folder / "kv", 600)
-        for first in range(0, 200, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region).any()
         tier.close()
         # A larger capacity that does not fit leaves the slab as it was.
         with pytest.raises(TierSpaceError):
@@ -133,8 +129,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
                 filler.write(bytes(2**16))
                 filler.flush()
         other = Universe(600)
-        for first in range(0, 600, 30):
-            assert not other.put(tier, region, other.keys[first : first + 30]).any()
+        assert not other.put(tier, region).any()
         assert set(other.check(tier, region).values()) == {Status.OK}
         tier.close()
 
@@ -142,8 +137,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
 def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
     universe = Universe(100)
     tier, region = open_slab(tmp_path, 100)
-    for first in range(0, 100, 25):
-        universe.put(tier, region, universe.keys[first : first + 25])
+    universe.put(tier, region, universe.keys[:100])
     slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
     tier.close()
     for num_slots in (150, 40, 40, 300):
@@ -158,8 +152,7 @@ def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
         tier.close()
     extra = Universe(200)
     tier, region = open_slab(tmp_path, 300)
-    for first in range(0, 200, 25):
-        assert not extra.put(tier, region, extra.keys[first : first + 25]).any()
+    assert not extra.put(tier, region).any()
     assert set(extra.check(tier, region).values()) == {Status.OK}
     tier.close()
 
@@ -182,14 +175,12 @@ def test_a_disk_without_room_below(tmp_path: Path) -> None:
             tier, region = open_slab(folder / "kv", 1000)
             stop_clock(tier)
             universe, other = Universe(16), Universe(1000)
-            assert not universe.put(tier, region, universe.keys).any()
+            assert not universe.put(tier, region).any()
             with contextlib.suppress(OSError), (outer / "filler").open("wb") as file:
                 while True:
                     file.write(bytes(2**16))
                     file.flush()
-            statuses = []
-            for first in range(100, 420, 32):
-                statuses += other.put(tier, region, other.keys[first : first + 32]).tolist()
+            statuses = other.put(tier, region, other.keys[100:420]).tolist()
             assert {Status.FULL, Status.FAILED}.intersection(statuses)
             assert statuses[-1] == Status.UNAVAILABLE
             assert tier.health().writes == "open"
@@ -213,8 +204,7 @@ def test_a_disk_that_cannot_be_read(tmp_path: Path) -> None:
     with mounted(image, tmp_path / "disk") as folder:
         tier, region = open_slab(folder / "kv", 1000, enable_events=True)
         stop_clock(tier)
-        for first in range(0, 200, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region).any()
         list(tier.take_events())
         os.truncate(image, 2**20)  # the rest of the disk is gone
         statuses = []
@@ -274,8 +264,7 @@ WRAP(pwrite, (int fd, const void *data, size_t n, off_t at), (fd, data, n, at))
 WRAP(pwrite64, (int fd, const void *data, size_t n, off64_t at), (fd, data, n, at))
 """
 
-INJECTED = textwrap.dedent(
-    """
+INJECTED = """
     import errno, os, sys, time
     from pathlib import Path
     from kvoffload.tiers import State, Status
@@ -333,8 +322,7 @@ INJECTED = textwrap.dedent(
     fault.write_text("")
     assert tier.forget("new") is True
     assert tier.close()
-    """
-)
+"""
 
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])
@@ -346,21 +334,10 @@ def test_injected_errors(tmp_path: Path, mode: str) -> None:
     source.write_text(SHIM)
     _run("gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl")
     fault.write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", INJECTED, str(tmp_path / "kv"), mode, *_called_by_threads()],
-        env={
-            **os.environ,
-            "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip(),
-            "KVO_FAULT": str(fault),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "KVOFFLOAD_PURE_PYTHON": "0",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    preload = f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
+    environment = {"LD_PRELOAD": preload, "KVO_FAULT": str(fault), "KVOFFLOAD_PURE_PYTHON": "0"}
+    arguments = (str(tmp_path / "kv"), mode, *_called_by_threads())
+    run_script(INJECTED, *arguments, environment=environment)
 
 
 def _called_by_threads() -> list[str]:
@@ -406,18 +383,14 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
     Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
     test.
     """
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
     deadline_s = 0.15
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 32, "fsfreeze") as folder:
         tier, region = open_slab(folder / "kv", 300, staged=True, ack="stored", threads=4)
-        for first in range(0, 100, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
-        _run("fsfreeze", "--freeze", folder)
         timed, excess = Timed(), 0.0
-        try:
+        with frozen(folder):
             statuses = []
             for number in range(12):
                 keys = universe.keys[100 + 4 * number : 104 + 4 * number]
@@ -437,14 +410,13 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
             timed(tier.touch, universe.keys[:50])
             timed(tier.discard, universe.keys[290:])
             assert set(universe.check(tier, region, universe.keys[:100]).values()) == {Status.OK}
-        finally:
-            _run("fsfreeze", "--unfreeze", folder)
         start_clock(tier)
-        until = time.monotonic() + PATIENCE_S
-        while not tier.health().ok and time.monotonic() < until:
+
+        def is_well() -> bool:
             universe.put(tier, region, universe.keys[200:210])
-            time.sleep(0.05)
-        assert tier.health().ok
+            return tier.health().ok
+
+        wait_until(is_well)
         assert not universe.put(tier, region, universe.keys[200:230]).any()
         found = universe.check(tier, region)
         assert Status.CORRUPT not in found.values()
@@ -458,18 +430,15 @@ def test_a_frozen_file_system(tmp_path: Path) -> None:
 
 def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
     """Direct, a late job ends when the kernel lets go; until then the breaker is open."""
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(100)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+    with new_disk(tmp_path, 32, "fsfreeze") as folder:
         tier, region = open_slab(folder / "kv", 100, threads=4)
         assert tier.direct
         stop_clock(tier)
         assert not universe.put(tier, region, universe.keys[:32]).any()
         for block_id, key in enumerate(universe.keys[32:64]):
             region.write(block_id, universe.data[key])
-        _run("fsfreeze", "--freeze", folder)
-        try:
+        with frozen(folder):
             jobs = [
                 tier.put(universe.keys[32 + i : 36 + i], range(i, i + 4), 0.1) for i in (0, 4, 8)
             ]
@@ -481,8 +450,6 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
             again = tier.put(universe.keys[90:92], [30, 31], 0.1)
             found, _ = _ends(tier, again, 0.1)
             assert found.tolist() == [Status.UNAVAILABLE] * 2
-        finally:
-            _run("fsfreeze", "--unfreeze", folder)
         assert tier.wait(jobs, PATIENCE_S)
         ends.update({done.job: done.status.tolist() for done in tier.poll()})
         assert set(ends) == set(jobs)
@@ -501,14 +468,11 @@ def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
     Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
     test.
     """
-    need("mkfs.ext4", "fuse2fs")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
     deadline_s, excess, timed = 0.15, 0.0, Timed()
-    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+    with new_fuse_disk(tmp_path, 32) as (folder, server):
         tier, region = open_slab(folder / "kv", 300, staged=True, ack=ack, threads=4)
-        for first in range(0, 100, 25):
-            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
         stop(server)
         try:
@@ -562,9 +526,7 @@ def test_close_of_a_hung_tier(tmp_path: Path) -> None:
     The process is gone when the disk answers: a thread whose request the file system has taken
     cannot be killed before.
     """
-    need("mkfs.ext4", "fuse2fs")
-    make_image(tmp_path / "disk.img", 32)
-    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+    with new_fuse_disk(tmp_path, 32) as (folder, server):
         script = f"""
 import time
 from pathlib import Path
@@ -589,13 +551,10 @@ assert tier.close(0.2) is False
             text=True,
         ) as process:
             try:
-                until = time.monotonic() + PATIENCE_S
-                while not (has_ended := _has_ended(process)) and time.monotonic() < until:
-                    time.sleep(0.01)
+                wait_until(lambda: _has_ended(process))
             finally:
                 os.kill(server, signal.SIGCONT)
             _, errors = process.communicate(timeout=PATIENCE_S)
-        assert has_ended, errors
         assert process.returncode == 0, errors
 
 

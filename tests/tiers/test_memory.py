@@ -18,25 +18,16 @@ class TestMemoryTier(TierConformance):
 
 
 class TestFaultyTierThatBehaves(TierConformance):
-    """A staged tier passes it too."""
+    """A staged tier passes it too; two buffers are enough for everything."""
 
-    @pytest.fixture(autouse=True, params=["copied", "stored"])
-    def _ack(self, request: pytest.FixtureRequest, namespace: Namespace) -> None:
-        self.ack, self.namespace = request.param, namespace
-
-    def open_tier(self, num_blocks: int) -> Tier:
-        return FaultyTier(num_blocks * 4096, namespace=self.namespace, ack=self.ack)
-
-
-class TestSmallStaging(TierConformance):
-    """Two buffers are enough for everything."""
-
-    @pytest.fixture(autouse=True)
-    def _namespace(self, namespace: Namespace) -> None:
-        self.namespace = namespace
+    @pytest.fixture(
+        autouse=True, params=[{"ack": "copied"}, {"ack": "stored"}, {"staging_bytes": 0}], ids=str
+    )
+    def _options(self, request: pytest.FixtureRequest, namespace: Namespace) -> None:
+        self.options = {"namespace": namespace, **request.param}
 
     def open_tier(self, num_blocks: int) -> Tier:
-        return FaultyTier(num_blocks * 4096, namespace=self.namespace, staging_bytes=0)
+        return FaultyTier(num_blocks * 4096, **self.options)
 
 
 def test_dropped_blocks_keep_their_slots_while_others_take_the_rest(namespace: Namespace) -> None:

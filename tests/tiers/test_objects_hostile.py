@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,13 +28,12 @@ from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import Namespace, ObjectTier, Region, Status
 from kvoffload.tiers.remote import _objects_worker as worker
 from kvoffload.tiers.remote.objects_client import (
-    RESTART_S,
     ObjectsClient,
     ObjectsClientError,
 )
 from tests.tiers.attack import report, rounds, start
-from tests.tiers.inside import medium_of
-from tests.tiers.servers import patient, stop
+from tests.tiers.inside import descriptors, medium_of, wait_until
+from tests.tiers.servers import patient, s3_options, stop
 
 pytestmark = pytest.mark.servers
 
@@ -197,7 +197,6 @@ from kvoffload.testing.tiers import run
 
 BLOCK, SECONDS = 16_384, 0.4
 KEYS = [b"key-%d" % number for number in range(4)]
-PORT = int(sys.argv[1])
 
 
 def most_memory():
@@ -210,13 +209,7 @@ def meet(bucket):
         threads=2,
         namespace=Namespace("hostile", BLOCK),
         ack="stored",
-        config={
-            "endpoint": f"http://127.0.0.1:{PORT}",
-            "region": "us-east-1",
-            "access_key_id": "a",
-            "secret_access_key": "b",
-        },
-        client_options={"allow_http": True},
+        **json.loads(sys.argv[1]),
     )
     region = Region.allocate(8, BLOCK)
     tier.attach(region)
@@ -271,7 +264,7 @@ def test_no_answer_harms_the_engine(server: HostileServer) -> None:
     others = [bucket for bucket in buckets if bucket not in WORST]
     buckets = WORST + others[:: len(others) // min(len(others), 2 * rounds(len(others)))]
     done = subprocess.run(
-        [sys.executable, "-c", ENGINE, str(server.port), ",".join(buckets)],
+        [sys.executable, "-c", ENGINE, json.dumps(s3_options(server)), ",".join(buckets)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=True,
@@ -297,13 +290,7 @@ SECRET = "s3cr3t-key"
 def options_of(port: int) -> dict:
     return {
         "namespace": Namespace("client", BLOCK),
-        "config": {
-            "endpoint": f"http://127.0.0.1:{port}",
-            "region": "us-east-1",
-            "access_key_id": "a",
-            "secret_access_key": SECRET,
-        },
-        "client_options": {"allow_http": True},
+        **s3_options(SimpleNamespace(port=port), SECRET),
     }
 
 
@@ -334,19 +321,16 @@ def client_of(tier: ObjectTier) -> int:
 
 def has_all(tier: ObjectTier, region: Region) -> bool:
     """Get every block, as soon as a client may be started; compare the bytes."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
+
+    def are_loaded() -> bool:
         tier.health(reset=True)
         region.array[8 * BLOCK :] = 0xA5
         done = run(tier, tier.get(KEYS, range(8, 16), PATIENCE_S))
-        if not done.status.any():
-            return all(
-                region.read(8 + place) == block_bytes_of(key, BLOCK)
-                for place, key in enumerate(KEYS)
-            )
         assert set(done.status.tolist()) <= {*NO_ANSWER, Status.OK}
-        time.sleep(RESTART_S / 10)
-    return False
+        return not done.status.any()
+
+    wait_until(are_loaded)
+    return all(region.read(8 + i) == block_bytes_of(key, BLOCK) for i, key in enumerate(KEYS))
 
 
 def is_running(process: int) -> bool:
@@ -358,14 +342,8 @@ def is_running(process: int) -> bool:
 
 
 def ends(process: int) -> bool:
-    until = time.monotonic() + PATIENCE_S
-    while is_running(process) and time.monotonic() < until:
-        time.sleep(0.01)
-    return not is_running(process)
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    wait_until(lambda: not is_running(process))
+    return True
 
 
 class TestClient:
@@ -417,10 +395,8 @@ class TestClient:
         assert len(set(seen)) == len(seen)
         assert tier.close(PATIENCE_S)
         assert not any(is_running(process) for process in seen)
-        until = time.monotonic() + PATIENCE_S
-        while descriptors() > before and time.monotonic() < until:
-            time.sleep(0.01)  # the server's side of a connection is closed a moment later
-        assert descriptors() <= before
+        # the server's side of a connection is closed a moment later
+        wait_until(lambda: descriptors() <= before)
 
     def test_it_ends_with_the_engine(self, server: HostileServer) -> None:
         """Although a child that Python does not know of holds the engine's sockets."""

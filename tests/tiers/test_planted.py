@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from kvoffload.tiers import FileTier, Namespace, TierError, TierInUseError
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
 from kvoffload.tiers.local.slab.layout import Header, record_offset
+from tests.isolated.scripts import run_script
 from tests.tiers.inside import slots_of
 from tests.tiers.seals import Seal
 
@@ -26,9 +25,7 @@ from .attack import (
     Universe,
     _run,
     kill,
-    make_image,
-    mounted,
-    need,
+    new_disk,
     open_slab,
     start,
 )
@@ -43,7 +40,7 @@ def slab(tmp_path: Path) -> Path:
     """Return the folder of a slab with blocks, closed."""
     universe = Universe(8)
     tier, region = open_slab(tmp_path / "kv", 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
     tier.close()
     return tier.folder
 
@@ -185,14 +182,7 @@ found = verify_slab({str(folder)!r})
 assert (found.sound, sorted(found.corrupt)) == (1, [b"1", b"2"]), found
 assert peak() - before < 32_768, (before, peak())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(script)
 
 
 # -- who only looks --------------------------------------------------------------------------------
@@ -230,12 +220,10 @@ def test_verifying_keeps_an_engine_out_and_says_so(slab: Path, monkeypatch) -> N
 
 
 def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
-    need("mkfs.ext4")
-    make_image(tmp_path / "disk.img", 16)
     universe = Universe(8)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 16) as disk:
         tier, region = open_slab(disk / "kv", 8)
-        universe.put(tier, region, universe.keys)
+        universe.put(tier, region)
         tier.close()
         _run("mount", "-o", "remount,ro", disk)
         assert verify_slab(tier.folder).sound == 8
@@ -247,13 +235,10 @@ def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
 
 def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
     """By one slot only, where even the new table has no room."""
-    need("mkfs.ext4")
-    make_image(tmp_path / "disk.img", 32)
     universe = Universe(300)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 32) as disk:
         tier, region = open_slab(disk / "kv", 300)
-        for first in range(0, 300, 30):
-            universe.put(tier, region, universe.keys[first : first + 30])
+        universe.put(tier, region)
         slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
         tier.close()
         with (disk / "filler").open("wb") as filler:

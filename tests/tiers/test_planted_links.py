@@ -479,28 +479,6 @@ def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog
 # -- the lock of who sweeps ----------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def stopped(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Start a child that stops itself; give what lets it go on until it ends."""
-    child = start(work)
-
-    def go_on() -> None:
-        nonlocal child
-        status = None
-        while status is None or os.WIFSTOPPED(status):  # it stops more than once
-            os.kill(child, signal.SIGCONT)
-            _, status = os.waitpid(child, os.WUNTRACED)
-        child = 0
-        assert os.waitstatus_to_exitcode(status) == 0
-
-    try:
-        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
-        yield go_on
-    finally:
-        if child:
-            kill(child)
-
-
 def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> None:
     with opened(tmp_path, 8) as (tier, _):
         put(tier, 32)
@@ -520,18 +498,33 @@ def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> No
             sweeper._sweeper._remove_oldest = stop_first
             assert sweeper.sweep() is None, "another process has swept"
 
-        with stopped(sweep_and_stop) as go_on:
+        child = start(sweep_and_stop)
+        try:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
             age(lock, 0)
             assert tier.sweep() is None, "it may only be slow"
             age(lock, 2 * LEASE_S)
             assert tier.sweep() == 32 - 8
             left = everything(tier.folder)
-            go_on()
-            assert everything(tier.folder) == left
+        finally:
+            while os.WIFSTOPPED(status):  # more than once
+                os.kill(child, signal.SIGCONT)
+                _, status = os.waitpid(child, os.WUNTRACED)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert everything(tier.folder) == left
 
 
 class TestLease:
-    def test_one_has_it(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("locks", [True, False])
+    def test_one_has_it(self, tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where there are no locks, the file says who."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(37, "No locks available")
+
+        if not locks:
+            monkeypatch.setattr("fcntl.flock", refuse)
         folder = Folder.at(tmp_path)
         lease = Lease.take(folder, "lock")
         assert lease is not None
@@ -541,6 +534,8 @@ class TestLease:
         assert Lease.take(folder, "lock", 1000.0) is None, "it rests"
         again = Lease.take(folder, "lock")
         assert again is not None
+        age(tmp_path / "lock", 2 * LEASE_S)
+        assert Lease.take(folder, "lock") is not None
         again.give_up()
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
@@ -570,21 +565,3 @@ class TestLease:
         assert new.renew()
         old.give_up()
         assert Lease.take(folder, "lock") is None
-
-    def test_where_there_are_no_locks_the_file_says_who_has_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: object) -> None:
-            raise OSError(37, "No locks available")
-
-        monkeypatch.setattr("fcntl.flock", refuse)
-        folder = Folder.at(tmp_path)
-        first = Lease.take(folder, "lock")
-        assert first is not None
-        assert Lease.take(folder, "lock") is None
-        first.release()
-        assert Lease.take(folder, "lock", 1000.0) is None
-        second = Lease.take(folder, "lock")
-        assert second is not None
-        age(tmp_path / "lock", 2 * LEASE_S)
-        assert Lease.take(folder, "lock") is not None

@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.isolated.scripts import ROOT, run_python
 
 MESSAGE = (
     "a tier needs the compiled implementation, and KVOFFLOAD_PURE_PYTHON=1 asks for the Python "
@@ -15,17 +14,10 @@ MESSAGE = (
 )
 
 
-def run(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run Python in pure Python."""
     environment = {**os.environ, "KVOFFLOAD_PURE_PYTHON": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *command],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(*command, env=environment, cwd=folder)
 
 
 @pytest.mark.parametrize(
@@ -42,5 +34,5 @@ def test_the_command_says_so_in_one_line(tmp_path: Path) -> None:
     slab = tmp_path / ("0" * 32)
     slab.mkdir()
     (slab / "slots.tbl").write_bytes(bytes(4096))
-    done = run("-m", "kvoffload", "tier", "info", str(tmp_path))
+    done = run("-m", "kvoffload", "tier", "info", str(tmp_path), folder=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"kvoffload: {MESSAGE}\n")

@@ -23,7 +23,7 @@ from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, S
 from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
-from tests.tiers.inside import doubt, is_busy, medium_of, wait_until
+from tests.tiers.inside import descriptors, doubt, medium_of, settle
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -39,10 +39,6 @@ def in_slab(path: Path, namespace: Namespace) -> FileTier:
 
 OPENERS = [in_directory, in_slab]
 Opener = Callable[[Path, Namespace], Tier]
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # -- threads -------------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
             done = run(tier, tier.query([b"%d" % number], PATIENCE_S))
             assert done.status.tolist() == [Status.FAILED]
             medium_of(tier)._logged.clear()  # each is a line
-        wait_until(lambda: not is_busy_after_poll(tier))
+        settle(tier)
         assert broken_log.count >= 8
         assert threading.active_count() == before
         place.unlink()
@@ -148,11 +144,6 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
         doubt(tier)
         run(tier, tier.query(KEYS[:1], PATIENCE_S))
         assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
-
-
-def is_busy_after_poll(tier: Tier) -> bool:
-    tier.wait([], 0)
-    return is_busy(tier)
 
 
 def test_a_handler_of_the_log_that_raises_keeps_no_slab_from_forgetting(
@@ -193,7 +184,7 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
             tier.discard(KEYS)
             assert tier.wait(jobs, PATIENCE_S)
             tier.poll()
-        wait_until(lambda: not is_busy_after_poll(tier))
+        settle(tier)
         assert threading.active_count() == before
 
 
@@ -214,7 +205,7 @@ def test_without_a_region_no_disk_is_waited_for(
     with opener(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(8, BLOCK))
         assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
-        wait_until(lambda: not is_busy_after_poll(tier))
+        settle(tier)
     goes_on, waited_for = threading.Event(), []
     tier = opener(tmp_path, namespace)
     with monkeypatch.context() as patch:
@@ -274,7 +265,7 @@ def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("opener", OPENERS)
-def test_folders_that_are_made_are_for_their_user_alone(
+def test_what_is_made_is_for_its_user_alone(
     tmp_path: Path, namespace: Namespace, opener: Opener, umask: int
 ) -> None:
     place = tmp_path / "one" / "two" / "three"
@@ -282,9 +273,12 @@ def test_folders_that_are_made_are_for_their_user_alone(
     try:
         with opener(place, namespace) as tier:
             tier.attach(Region.allocate(8, BLOCK))
-            assert Status.FAILED not in run(tier, tier.query(KEYS, PATIENCE_S)).status
+            assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
+            settle(tier)
     finally:
         os.umask(before)
+    files = [path for path in tier.folder.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     made = [tmp_path / "one", tmp_path / "one" / "two", place, tier.folder]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
 
@@ -339,10 +333,10 @@ def test_a_forget_is_on_the_disk_before_it_is_confirmed(
     with in_slab(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(8, BLOCK))
         run(tier, tier.put(KEYS, range(8)))
-        wait_until(lambda: tier.poll() is not None and not is_busy(tier))
+        settle(tier)
         monkeypatch.setattr(os, "fsync", fsync)
         tier.discard(KEYS[:4])
-        wait_until(lambda: tier.poll() is not None and not is_busy(tier))
+        settle(tier)
         assert synced == []
         assert tier.forget()
         assert "slots.tbl" in synced

@@ -1,20 +1,26 @@
 """The lock of a slab ends with its holder, whatever children that one has forked, and when."""
 
-import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S
-from kvoffload.tiers import FileTier, TierInUseError
+from kvoffload.tiers import FileTier
 from tests.tiers.inside import files_of
 
-from .attack import NAMESPACE, Universe, _run, kill, make_image, mounted, need, open_slab, start
+from .attack import (
+    NAMESPACE,
+    Universe,
+    _run,
+    kill,
+    new_disk,
+    open_slab,
+    open_when_free,
+    start,
+)
 
 pytestmark = pytest.mark.attack
 
@@ -81,35 +87,12 @@ def test_a_fork_while_a_slab_is_opened(
     opens(tmp_path).close()
 
 
-def test_forks_beside_a_thread_that_opens_slabs(tmp_path: Path, children: Children) -> None:
-    is_over = threading.Event()
-    failures = []
-
-    def work() -> None:
-        while not is_over.is_set():
-            try:
-                opens(tmp_path).close()
-            except TierInUseError as error:
-                failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    for _ in range(15):
-        children.fork()
-    is_over.set()
-    thread.join()
-    assert not failures
-    opens(tmp_path).close()
-
-
 def test_a_fork_after_a_close_that_a_disk_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.2)
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 16)
     ready, tell = os.pipe()
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 16, "fsfreeze") as disk:
 
         def work() -> None:
             tier, _ = open_slab(disk / "kv", 8)
@@ -127,14 +110,7 @@ def test_a_fork_after_a_close_that_a_disk_held_up(
         assert not certain
         kill(child)
         os.kill(grandchild, 0)  # it lives
-        until = time.monotonic() + PATIENCE_S
-        while True:  # until it has run for the first time, and let go
-            with contextlib.suppress(TierInUseError):
-                tier, _ = open_slab(disk / "kv", 8)
-                break
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        tier.close()
+        open_when_free(disk / "kv", 8)[0].close()  # it lets go when it runs for the first time
         os.kill(grandchild, signal.SIGKILL)
     os.close(ready)
     os.close(tell)
@@ -144,7 +120,7 @@ def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path) -> None:
     """So that no call can write to a file that has their number by then."""
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
 
     def work() -> None:
         files = files_of(tier)

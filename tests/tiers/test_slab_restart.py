@@ -23,10 +23,8 @@ from tests.tiers.inside import files_of, settle
 from .attack import (
     NAMESPACE,
     Universe,
-    _run,
-    make_image,
-    mounted,
-    need,
+    frozen,
+    new_disk,
     open_slab,
     stop_clock,
 )
@@ -50,7 +48,7 @@ def test_dropped_before_there_is_a_region(tmp_path: Path, end: str) -> None:
     """`discard` and `forget` need no threads."""
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
     tier.close()
 
     def discard() -> None:
@@ -75,15 +73,12 @@ def test_dropped_before_there_is_a_region(tmp_path: Path, end: str) -> None:
 
 def test_discarded_after_a_put_that_timed_out_had_evicted_it(tmp_path: Path) -> None:
     """The seal of what was evicted goes, though no thread came to write over it."""
-    need("mkfs.ext4", "fsfreeze")
-    make_image(tmp_path / "disk.img", 16)
     universe = Universe(16)
-    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+    with new_disk(tmp_path, 16, "fsfreeze") as disk:
         tier, region = open_slab(disk / "kv", 8, staged=True, ack="stored", threads=1)
         stop_clock(tier)
         universe.put(tier, region, universe.keys[:8])
-        _run("fsfreeze", "--freeze", disk)
-        try:
+        with frozen(disk):
             for key in universe.keys[8:11]:  # the first hangs, no thread takes the others
                 region.write(0, universe.data[key])
                 job = tier.put([key], [0], 0.1)
@@ -91,8 +86,6 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(tmp_path: Path) -> 
                 (done,) = tier.poll()
                 assert done.status[0] in (Status.TIMEOUT, Status.UNAVAILABLE)
             tier.discard(universe.keys[:3])
-        finally:
-            _run("fsfreeze", "--unfreeze", disk)
         settle(tier)
         assert tier.close(PATIENCE_S)
         tier, region = open_slab(disk / "kv", 8)
@@ -107,7 +100,7 @@ def test_an_interrupted_forget_has_to_be_called_again(
 ) -> None:
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
-    universe.put(tier, region, universe.keys)
+    universe.put(tier, region)
 
     def interrupted(generation: object) -> None:
         raise KeyboardInterrupt

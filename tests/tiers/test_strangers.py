@@ -114,9 +114,6 @@ class Stranger:
         self.clear(path)
         path.write_bytes(self.drawn.data)
 
-    def remove(self, path: Path) -> None:
-        self.clear(path)
-
     def link(self, path: Path) -> None:
         self.clear(path)
         target = (self.outside, self.outside / "precious", path)[self.drawn.bit % 3]
@@ -169,7 +166,7 @@ class Stranger:
 
 ACTS = (
     Stranger.overwrite,
-    Stranger.remove,
+    Stranger.clear,
     Stranger.link,
     Stranger.pipe,
     Stranger.make_folder,

@@ -3,7 +3,7 @@
 import importlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from kvoffload import (
 )
 from kvoffload.policies import registry
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
-from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, State, TieredStore, TierEvent
+from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, State, TieredStore
 from kvoffload.tiers.tiered_store import Fetched
 from kvoffload.traces import Trace, TraceRecorder
 from kvoffload.watch import Watch
@@ -74,12 +74,15 @@ class Engine:
     def compute(self, keys: list[bytes], success: bool = True) -> list[bytes]:
         output = self.store.prepare_store(keys)
         assert output is not None
-        for key, block_id in zip(
-            output.block_hashes_to_store, output.store_spec.block_ids.tolist(), strict=True
-        ):
-            self.region.write(block_id, DATA[key] if success else b"garbage!" * (BLOCK // 8))
+        self.write(output, success)
         self.store.complete_store(output.block_hashes_to_store, success)
         return output.block_hashes_evicted
+
+    def write(self, output: Any, success: bool = True) -> None:
+        """Write the bytes of a store to its blocks."""
+        blocks = zip(output.block_hashes_to_store, output.store_spec.block_ids, strict=True)
+        for key, block_id in blocks:
+            self.region.write(block_id, DATA[key] if success else b"garbage!" * (BLOCK // 8))
 
     def compute_all(self, *batches: list[bytes]) -> None:
         """Compute batches, each when nothing is under way any longer."""
@@ -108,13 +111,17 @@ class Engine:
         for key, block_id in zip(keys, ended.block_ids.tolist(), strict=False):
             assert self.region.read(block_id) == DATA[key], key
 
-    def quiet(self) -> None:
-        """Wait until no tier does anything."""
+    def step_until(self, is_so: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE_S
-        while self.store.busy or any(is_busy(tier) for tier in self.store.tiers):
+        while not is_so():
             self.store.wait(0.01)
             self.store.step()
             assert time.monotonic() < until
+
+    def quiet(self) -> None:
+        """Wait until no tier does anything."""
+        tiers = self.store.tiers
+        self.step_until(lambda: not self.store.busy and not any(map(is_busy, tiers)))
         stats = self.store.manager.stats()
         assert (stats["pinned"], stats["pending"]) == (0, 0)
 
@@ -138,6 +145,14 @@ def faulty(blocks: int = 64, **options) -> FaultyTier:
     return FaultyTier(blocks * BLOCK, namespace=NAMESPACE, **options)
 
 
+def calls_of_store(store: TieredStore) -> list[Callable[[], object]]:
+    """Return one call of each method that a closed store, or one of another process, refuses."""
+    calls = [store.lookup, store.touch, store.begin, store.fetch, store.prepare_load]
+    calls += [store.complete_load, store.prepare_store, store.complete_store]
+    others = (store.step, store.forget, partial(store.wait, 0.0))
+    return [*(partial(call, KEYS[:1]) for call in calls), *others]
+
+
 class TestThrough:
     def test_blocks_that_left_come_back(self) -> None:
         tiers = [memory(), memory()]
@@ -159,10 +174,7 @@ class TestThrough:
         engine = make([memory(), slow])
         slow.hang()
         engine.compute(KEYS[:8])
-        until = time.monotonic() + PATIENCE_S
-        while engine.store.stats()["written_blocks"] < 8 and time.monotonic() < until:
-            engine.store.wait(0.1)
-            engine.store.step()
+        engine.step_until(lambda: engine.store.stats()["written_blocks"] == 8)
         assert engine.store.manager.stats()["pinned"] == 8
         assert engine.store.prepare_store(KEYS[8:10]) is None
         slow.resume()
@@ -198,10 +210,9 @@ class TestDeclining:
     @staticmethod
     def engine(tiers: list) -> Engine:
         """Return an engine whose host memory would decline what it has not seen before."""
-        manager = CPUOffloadingManager(16, HOST, "hit-density")
-        store = TieredStore(Region.allocate(HOST, BLOCK), manager, tiers)
-        train(manager)
-        return Engine(store)
+        engine = make(tiers, manager=CPUOffloadingManager(16, HOST, "hit-density"))
+        train(engine.store.manager)
+        return engine
 
     def test_what_host_memory_would_decline_is_stored_and_comes_back(self) -> None:
         tier = memory()
@@ -394,12 +405,14 @@ class TestFetch:
         engine.store.complete_load(KEYS[:6])
         engine.store.complete_load(KEYS[:4])
 
-    def test_a_key_may_occur_twice(self) -> None:
+    def test_fetches_of_a_key_twice_and_of_nothing(self) -> None:
         engine = self.prepared(memory())
         assert engine.fetch([KEYS[0], KEYS[1], KEYS[0], KEYS[15], KEYS[15]]) == 5
-
-    def test_nothing_to_fetch_ends_at_the_next_step(self) -> None:
-        engine = self.prepared(memory())
+        with engine.store.begin([]) as request:
+            assert request
+            assert request.lookup() == (0, 0)
+            assert engine.wait(request.fetch()).num_blocks == 0
+            assert request.prepare_store().block_hashes_to_store == []
         assert engine.fetch([]) == 0
         assert engine.fetch(KEYS[8:12]) == 4
         assert engine.fetch([b"unknown", *KEYS]) == 0
@@ -423,11 +436,6 @@ class TestFetch:
         tier.resume()
         engine.quiet()
         assert engine.store.lookup(KEYS[:4]) == (4, 4)
-
-    def test_events_of_tiers_are_their_own(self) -> None:
-        tier = memory(12)
-        self.prepared(tier)
-        assert TierEvent(KEYS[:4], removed=True, reason="evicted") in list(tier.take_events())
 
     def test_forget(self) -> None:
         tiers = [memory(), faulty()]
@@ -455,8 +463,8 @@ class TestFetch:
 
     @pytest.mark.parametrize("kind", TWINS)
     def test_pins_from_before_release_nobodys_after_it(self, kind: str) -> None:
-        store = make([memory()], manager=TWINS[kind](16, HOST, "lru")).store
-        engine = Engine(store)
+        engine = make([memory()], manager=TWINS[kind](16, HOST, "lru"))
+        store = engine.store
         engine.compute_all(KEYS[:8])
         before, other = store.begin(KEYS[:8]), store.begin(KEYS[:4])
         assert engine.wait(before.fetch(2, 6)).num_blocks == 4
@@ -469,8 +477,6 @@ class TestFetch:
         other.complete_load(0, 4)
         with pytest.raises(BlockNotPinnedError):
             other.complete_load(0, 4)
-        engine.quiet()
-        store.close()
 
     def test_a_tier_that_hangs_does_not_keep_host_memory_readable(self) -> None:
         tiers = [memory(), faulty(ack="stored")]
@@ -517,12 +523,6 @@ class TestFetch:
 
 
 class TestRequests:
-    def write(self, engine: Engine, output) -> None:
-        for key, block_id in zip(
-            output.block_hashes_to_store, output.store_spec.block_ids.tolist(), strict=True
-        ):
-            engine.region.write(block_id, DATA[key])
-
     def test_a_prompt_is_computed_in_steps_and_comes_back(self) -> None:
         engine = make([memory()])
         with engine.store.begin(KEYS[:5]) as request:
@@ -531,10 +531,10 @@ class TestRequests:
             for start, stop in ((0, 2), (2, 5)):
                 output = request.prepare_store(start, stop)
                 assert output.block_hashes_to_store == KEYS[start:stop]
-                self.write(engine, output)
+                engine.write(output)
             request.extend(KEYS[5:7])
             assert request.hashes == tuple(KEYS[:7])
-            self.write(engine, request.prepare_store(5))
+            engine.write(request.prepare_store(5))
             assert request.lookup() == (0, 0)  # being stored
             request.complete_store()
             assert request.lookup() == (7, 7)
@@ -580,7 +580,7 @@ class TestRequests:
                 assert output.block_hashes_to_store == same.block_hashes_to_store
                 assert output.block_hashes_evicted == same.block_hashes_evicted
                 for engine, stored in zip(engines, (output, same), strict=True):
-                    self.write(engine, stored)
+                    engine.write(stored)
                 request.complete_store(success)
                 stores[1].complete_store(same.block_hashes_to_store, success)
             for engine in engines:
@@ -606,10 +606,10 @@ class TestRequests:
         engine.compute_all(KEYS[4:6])
         present = [bool(state == State.HIT) for state in engine.store.tiers[0].lookup(KEYS[:6])]
         assert present == [True, True, False, False, True, True]
-        engine.store.release(KEYS[:1])
+        engine.store.release(KEYS[1:2])
         engine.compute_all(KEYS[6:7])
-        assert engine.store.tiers[0].state(KEYS[0]) == State.MISS
-        assert engine.store.tiers[0].state(KEYS[1]) == State.HIT
+        assert engine.store.tiers[0].state(KEYS[0]) == State.HIT
+        assert engine.store.tiers[0].state(KEYS[1]) == State.MISS
 
     def test_an_end_told_at_the_begin_keeps_nothing_from_being_stored(self) -> None:
         engine = make([memory()])
@@ -625,7 +625,7 @@ class TestRequests:
         engine.compute(KEYS[:2])
         request = engine.store.begin(KEYS[:4])
         ended = engine.wait(request.fetch())
-        self.write(engine, request.prepare_store())
+        engine.write(request.prepare_store())
         request.finish()
         request.finish(hints=Hints())
         assert request.is_finished
@@ -653,7 +653,7 @@ class TestRequests:
         request = engine.store.begin(KEYS[:3])
         engine.wait(request.fetch())
         output = request.prepare_store()
-        self.write(engine, output)
+        engine.write(output)
         del request
         stats = engine.store.manager.stats()
         assert (stats["pinned"], stats["pending"]) == (2, 1)
@@ -675,7 +675,7 @@ class TestRequests:
         request.complete_store()
         assert other.lookup() == (0, 0)  # its bytes are not there yet
         assert engine.store.manager.stats()["pending"] == 4
-        self.write(engine, output)
+        engine.write(output)
         other.complete_store()
         assert request.lookup() == (4, 4)
         engine.quiet()
@@ -689,7 +689,7 @@ class TestRequests:
         output = second.prepare_store()
         first.complete_store()
         assert second.lookup() == (0, 0)
-        self.write(engine, output)
+        engine.write(output)
         second.complete_store()
         assert second.lookup() == (1, 1)
 
@@ -715,7 +715,11 @@ class TestRequests:
         request = store.begin(KEYS[:4])
         before = (store.stats(), store.manager.stats(), store.tiers[0].stats())
         calls = [
-            (TypeError, partial(store.begin, ["text"])),
+            *(
+                (TypeError, partial(call, [b"k", "text"]))
+                for call in (store.begin, store.lookup, store.fetch, store.touch)
+            ),
+            (ValueError, partial(store.fetch, [b"k"], 0)),
             (TypeError, partial(store.begin, KEYS, hints=1)),
             (ValueError, partial(store.begin, KEYS, now=float("inf"))),
             (ValueError, partial(request.lookup, 5)),
@@ -737,35 +741,28 @@ class TestRequests:
         assert (len(request), request.is_finished) == (4, False)
         store.close()
 
-    def test_a_closed_store_refuses_its_calls(self) -> None:
-        engine = make([memory()])
-        store = engine.store
-        request = store.begin(KEYS[:2])
-        store.close()
+    def test_a_closed_store_refuses_every_call(self) -> None:
+        tier = memory()
+        engine = make([tier])
+        engine.compute(KEYS[:2])
+        with engine.store as store:
+            request = store.begin(KEYS[:2])
+        assert store.close()
         calls = [
-            partial(store.begin, KEYS),
-            request.lookup,
-            request.fetch,
-            partial(request.prepare_load, 0, 1),
-            partial(request.complete_load, 0, 1),
-            request.prepare_store,
-            request.complete_store,
+            *calls_of_store(store),
+            tier.forget,
+            *(request.lookup, request.fetch, partial(request.prepare_load, 0, 1)),
+            *(partial(request.complete_load, 0, 1), request.prepare_store, request.complete_store),
             partial(request.extend, KEYS[2:3]),
         ]
         for call in calls:
-            with pytest.raises(RuntimeError, match="this TieredStore is closed"):
+            with pytest.raises(RuntimeError, match="is closed"):
                 call()
+        assert store.stats()["fetches"] == 0
+        assert len(store.manager) == 2
         request.finish()
         assert request.is_finished
         assert request.hashes == tuple(KEYS[:2])
-
-    def test_it_may_be_empty(self) -> None:
-        engine = make([memory()])
-        with engine.store.begin([]) as request:
-            assert request
-            assert request.lookup() == (0, 0)
-            assert engine.wait(request.fetch()).num_blocks == 0
-            assert request.prepare_store().block_hashes_to_store == []
 
     def test_a_use_is_counted_once_in_host_memory_and_shown_to_the_tiers_once(self) -> None:
         class Listening(MemoryTier):
@@ -830,43 +827,11 @@ class TestArguments:
         tier.attach(Region.allocate(1, BLOCK))  # nothing was done to it
         tier.close()
 
-    def test_a_closed_store_refuses_every_call(self) -> None:
-        engine = make([memory()])
-        engine.compute(KEYS[:2])
-        store = engine.store
-        assert store.close()
-        assert store.close()
-        calls = [
-            partial(call, KEYS)
-            for call in (
-                store.lookup,
-                store.touch,
-                store.fetch,
-                store.prepare_load,
-                store.complete_load,
-                store.prepare_store,
-                store.complete_store,
-            )
-        ]
-        for call in [*calls, store.step, store.forget, partial(store.wait, 0.0)]:
-            with pytest.raises(RuntimeError, match="this TieredStore is closed"):
-                call()
-        assert store.stats()["fetches"] == 0
-        assert len(store.manager) == 2
-
     def test_a_manager_must_be_empty(self) -> None:
         manager = CPUOffloadingManager(16, HOST)
         manager.prepare_store([b"k"])
         with pytest.raises(ValueError, match="manager must be empty, got 1 blocks"):
             TieredStore(Region.allocate(HOST, BLOCK), manager, [])
-
-    def test_it_is_closed_at_the_end_of_a_block(self) -> None:
-        tier = memory()
-        with make([tier]).store as store:
-            assert store.lookup([]) == (0, 0)
-        for call in (store.step, tier.forget):
-            with pytest.raises(RuntimeError, match="is closed"):
-                call()
 
     def test_timeouts(self) -> None:
         engine = make([memory()])
@@ -882,15 +847,6 @@ class TestArguments:
         engine.store.step()
         engine.compute(KEYS[:1])
         assert engine.store.wait(float("inf"))
-
-    def test_hashes_are_checked_whole(self) -> None:
-        engine = make([memory()])
-        for call in (engine.store.lookup, engine.store.fetch, engine.store.touch):
-            with pytest.raises(TypeError, match=r"hashes\[1\] must be bytes, got str"):
-                call([b"k", "text"])
-        with pytest.raises(ValueError, match="deadline_s must be > 0"):
-            engine.store.fetch([b"k"], 0)
-        assert not engine.store.busy
 
     def test_without_tiers_it_is_a_manager(self) -> None:
         engine = make([])
@@ -956,18 +912,12 @@ def test_random_requests_while_tiers_fail(write: str, tmp_path: Path, seed: int)
             store.wait(SHORT_S)
             store.step()
             continue
-        for key, block_id in zip(
-            output.block_hashes_to_store, output.store_spec.block_ids.tolist(), strict=True
-        ):
-            store.region.write(block_id, DATA[key])
+        engine.write(output)
         computed += len(output.block_hashes_to_store)
         request.complete_store(chance.random() < 0.95)
         store.step()
         if write == "demote" and chance.random() < 0.5:  # else buffers may never be free again
-            until = time.monotonic() + PATIENCE_S
-            while store.stats()["free_buffers"] < 6 and time.monotonic() < until:
-                store.wait(0.01)
-                store.step()
+            engine.step_until(lambda: store.stats()["free_buffers"] == 6)
     server.resume()
     engine.quiet()
     assert loaded
@@ -983,8 +933,7 @@ class TestHeld:
 
     @staticmethod
     def engine(policy: str, tier) -> Engine:
-        manager = CPUOffloadingManager(16, HOST, policy)
-        engine = Engine(TieredStore(Region.allocate(HOST, BLOCK), manager, [tier]))
+        engine = make([tier], manager=CPUOffloadingManager(16, HOST, policy))
         engine.compute_all(KEYS[:8], KEYS[8:16])
         return engine
 

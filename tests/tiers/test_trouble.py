@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload import CachePolicy, CPUOffloadingManager
+from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, run
 from kvoffload.tiers import (
     FileTier,
@@ -23,11 +23,13 @@ from kvoffload.tiers import (
     Region,
     State,
     Status,
+    Tier,
     TieredStore,
     TierEvent,
     TierInterruptedError,
 )
 from kvoffload.tiers.engine.tier import TRANSFER_DEADLINE_S
+from tests.parts import ListPolicy
 from tests.tiers.inside import limit_queue, set_clock, settle, wait_until
 
 BLOCK = 4096
@@ -39,17 +41,22 @@ BUFFER = 2 * BLOCK
 """Bytes of a buffer: a block and its seal, rounded up."""
 
 
+def give_region(tier: Tier) -> Region:
+    """Give a tier a region whose first blocks have the bytes of the keys."""
+    region = Region.allocate(72, BLOCK)
+    tier.attach(region)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, key.ljust(BLOCK))
+    return region
+
+
 @pytest.fixture
 def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
     """Give a tier with room for 32 blocks, 4 threads, and 16 buffers."""
     tier = FaultyTier(
         32 * BLOCK, namespace=namespace, staging_bytes=16 * BUFFER, enable_events=True
     )
-    region = Region.allocate(72, BLOCK)
-    tier.attach(region)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, key.ljust(BLOCK))
-    yield tier, region
+    yield tier, give_region(tier)
     tier.resume()
     tier.close(PATIENCE_S)
 
@@ -101,8 +108,7 @@ class TestHangs:
 
     def test_a_put_that_waits_to_be_stored_ends_at_its_deadline(self, namespace) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         tier.hang()
         job = tier.put(KEYS[:8], range(8), LONG_S)
         wait_until(lambda: tier.stats()["staging_bytes"] == 8 * BUFFER)
@@ -135,19 +141,6 @@ class TestHangs:
         assert tier.health().late_jobs == 4
         done = run(tier, tier.get(KEYS[8:9], [0], 1000.0))
         assert done.status.tolist() == [Status.UNAVAILABLE]
-
-    def test_a_deadline_cuts_what_no_thread_has_taken(self, faulty) -> None:
-        """Some blocks of a job are done, some are late, some were never taken."""
-        tier, region = faulty
-        store(tier, KEYS[:16])
-        region.array[:] = 7
-        tier.hang()
-        job = tier.get(KEYS[:16], range(16), SHORT_S)
-        done = run(tier, job)
-        assert set(done.status.tolist()) == {Status.TIMEOUT}
-        tier.resume()
-        settle(tier)
-        assert (region.array == 7).all()
 
     def test_the_breaker_opens_answers_at_once_and_closes(self, faulty) -> None:
         tier, _ = faulty
@@ -216,8 +209,7 @@ class TestErrors:
         self, namespace: Namespace, number: int, status: Status
     ) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         tier.fail("put", 3, number)
         done = run(tier, tier.put(KEYS[:4], range(4)))
         assert sorted(done.status.tolist()) == sorted([Status.OK] + [status] * 3)
@@ -238,47 +230,16 @@ class TestErrors:
         assert (stats["put_ok"], stats["store_ok"], stats["store_failed"]) == (4, 2, 2)
 
     def test_a_policy_that_fails_interrupts_the_tier(self, namespace) -> None:
-        class Failing(CachePolicy):
-            """Plain first in, first out, until it is told to fail."""
-
+        class Failing(ListPolicy):
             failing = False
-
-            def __init__(self, cache_capacity: int) -> None:
-                super().__init__(cache_capacity)
-                self.blocks: dict = {}
-
-            def get(self, block_hash):
-                return self.blocks.get(block_hash)
-
-            def insert(self, block_hash, status):
-                self.blocks[block_hash] = status
-
-            def remove(self, block_hash):
-                del self.blocks[block_hash]
-
-            def touch(self, hashes):
-                pass
 
             def evict(self, n, protected):
                 if Failing.failing:
                     raise ZeroDivisionError
-                idle = [
-                    (key, status)
-                    for key, status in self.blocks.items()
-                    if status.ref_cnt == 0 and key not in protected
-                ]
-                for key, _ in idle[:n]:
-                    del self.blocks[key]
-                return idle[:n] if len(idle) >= n else None
-
-            def __len__(self):
-                return len(self.blocks)
+                return super().evict(n, protected)
 
         tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace)
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
-        for block_id, key in enumerate(KEYS):
-            region.write(block_id, key.ljust(BLOCK))
+        give_region(tier)
         store(tier, KEYS[:8])
         Failing.failing = True
         with pytest.raises(ZeroDivisionError):
@@ -293,8 +254,7 @@ class TestBounds:
     def test_the_queue_is_bounded(self, namespace) -> None:
         tier = FaultyTier(64 * BLOCK, namespace=namespace, ack="stored")
         limit_queue(tier, 6 * BLOCK)
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         tier.hang()
         first = tier.put(KEYS[:4], range(4))
         second = tier.put([KEYS[0], *KEYS[4:9], KEYS[4]], range(7))
@@ -315,8 +275,7 @@ class TestBounds:
     def test_a_policy_may_decline(self, namespace) -> None:
         """Hit density does not give blocks that are asked for away for blocks that are not."""
         tier = MemoryTier(8 * BLOCK, "hit-density", namespace=namespace)
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
+        give_region(tier)
         statuses = []
         for number in range(800):
             once = [b"once %d" % number, b"and its tail %d" % number]
@@ -437,14 +396,14 @@ class TestRemoval:
         tier, region = faulty
         store(tier, KEYS[:16])
         tier.hang()
-        jobs = [tier.get(KEYS[:8], range(64, 72)), tier.put(KEYS[16:24], range(16, 24))]
+        tier.get(KEYS[:8], range(64, 72))
+        tier.put(KEYS[16:24], range(16, 24))
         assert tier.forget() is False  # it hangs
-        statuses = run_all(tier, tier.put(KEYS[24:56], range(24, 56), 1000.0), tier)
+        job = tier.put(KEYS[24:56], range(24, 56), 1000.0)
+        threading.Timer(0.05, tier.resume).start()
+        statuses = run(tier, job).status.tolist()
         assert statuses.count(Status.FULL) == 16, "8 are read from, 8 are written to"
-        tier.resume()
-        assert tier.wait(jobs, PATIENCE_S)
         settle(tier)
-        tier.poll()
         assert not tier._medium._busy
         assert (tier.lookup(KEYS[:24]) == State.MISS).all()
         store(tier, [key for key in KEYS[24:56] if tier.state(key) != State.HIT])
@@ -454,14 +413,6 @@ class TestRemoval:
         assert all(
             region.read(block_id) == KEYS[block_id].ljust(BLOCK) for block_id in range(24, 56)
         )
-
-
-def run_all(tier: FaultyTier, job: int, _: object) -> list[int]:
-    """Return the statuses of a put that a hung tier may hold up; then let it go on."""
-    threading.Timer(0.05, tier.resume).start()
-    assert tier.wait([job], PATIENCE_S)
-    (statuses,) = [done.status.tolist() for done in tier.poll() if done.job == job]
-    return statuses
 
 
 class TestLives:

@@ -50,12 +50,6 @@ def test_random_lengths_to_64_mib(seed: int) -> None:
         check(data[:length], int(rng.integers(2**63)))
 
 
-def test_zeros_and_ones() -> None:
-    for fill in (b"\0", b"\xff"):
-        for length in (1, 16, 240, 241, 1024, 65_536, 1_000_000):
-            check(fill * length, 2**63)
-
-
 def test_a_block_in_pieces_has_the_sum_of_its_bytes_joined(seed: int, tmp_path: Path) -> None:
     """The threads sum a block where it lies: in one to many parts, of any sizes."""
     chance = random.Random(seed)
