@@ -564,9 +564,9 @@ class TieredStore(Closing):
         request: Request[BlockIDsLoadStoreSpec] | None = None,
         start: int = 0,
     ) -> int:
+        given = check_deadline(deadline_s, 0.0)
         wanted = [] if self._forgotten_jobs else self._wanted(batch)
-        default = transfer_deadline(len(wanted) * self.region.block_bytes)
-        seconds = check_deadline(deadline_s, default)
+        seconds = given or transfer_deadline(len(wanted) * self.region.block_bytes)
         self._next_job += 1
         pin, unpin = self.manager.prepare_load, self.manager.complete_load
         hold: Hold[BlockHash] = Hold(pin, unpin, self._room)
