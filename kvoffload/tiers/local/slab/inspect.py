@@ -157,10 +157,8 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
         done = 0
         with _Block(data_fd, header.block_bytes) as block:
             for done, (slot, key, expected) in enumerate(seals, start=1):
-                seed, is_read = (
-                    seed_of(header.fingerprint, key),
-                    block.read(slot * header.slot_bytes),
-                )
+                seed = seed_of(header.fingerprint, key)
+                is_read = block.read(slot * header.slot_bytes)
                 if not is_read or xxh3_64(block.memory, seed) != expected:
                     corrupt.append(key)
                 if progress is not None:
