@@ -151,7 +151,7 @@ class _InOrder:
 
 
 class Generated:
-    """What is known of a workload that is generated, by the names of a `MergedTrace`."""
+    """The facts of a generated workload, by the names of a `MergedTrace`."""
 
     paths: Sequence[str] = ()
     id_spaces = 1

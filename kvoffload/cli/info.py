@@ -62,7 +62,7 @@ def info(
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a trace contains."""
+    """The contents of a trace, as `kvoffload info` prints them."""
 
     source: Source
     survey: Survey

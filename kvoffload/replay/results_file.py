@@ -29,7 +29,7 @@ from .results import Result, placement_of
 __all__ = ["ResultsFile"]
 
 CELL = ("policy", "host", "device", "pending")
-"""What the configurations of a file may differ in."""
+"""The fields in which the configurations of a file may differ."""
 
 COUNTS = (
     *("requests", "blocks", "tokens", "asked_tokens", "device_tokens", "host_tokens"),
