@@ -20,6 +20,8 @@ cdef class Holders:
     cpdef Py_ssize_t put(
         self, const uint32_t[::1] blocks, Py_ssize_t engine, bint is_held
     ) except -1
+    @cython.locals(words=uint64_t[::1], first=Py_ssize_t, each=Py_ssize_t)
+    cpdef list of(self, Py_ssize_t block)
     @cython.locals(
         words=uint64_t[::1], size=Py_ssize_t, word=Py_ssize_t, held=uint64_t, index=Py_ssize_t
     )
@@ -27,8 +29,8 @@ cdef class Holders:
 
 
 @cython.locals(
-    size=Py_ssize_t, num_engines=Py_ssize_t, word=Py_ssize_t, alive=uint64_t, held=uint64_t, gone=uint64_t,
-    index=Py_ssize_t, place=Py_ssize_t, engine=Py_ssize_t, holders=Holders,
+    size=Py_ssize_t, num_engines=Py_ssize_t, word=Py_ssize_t, alive=uint64_t, held=uint64_t,
+    gone=uint64_t, index=Py_ssize_t, place=Py_ssize_t, engine=Py_ssize_t, holders=Holders,
 )
 cpdef list leads(list sets, const uint32_t[::1] blocks)
 

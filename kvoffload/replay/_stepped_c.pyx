@@ -171,7 +171,8 @@ cdef class SteppedMiniature(Miniature):
                 if self.offer(waiting, min(stop, size), step, position):
                     waiting = -1
                 start = stop
-        for step in range(last_step + 1, last_step + 3):  # of the answer: then all stores have ended
+        # Steps of the answer: after them all stores have ended.
+        for step in range(last_step + 1, last_step + 3):
             if waiting >= 0 and self.end_steps(step - 1) and self.offer(
                 waiting, min(start, size), step, position
             ):

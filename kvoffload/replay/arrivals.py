@@ -37,7 +37,8 @@ class Arrays:
 
         Further parts are left out.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 

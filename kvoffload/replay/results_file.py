@@ -103,7 +103,7 @@ class ResultsFile:
                     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                         row = dict(json.loads(line))
                         is_whole = row.pop("digest") == _digest(row)
-                        cell, counts = row.pop("cell"), row.pop("counts")
+                        cell, counts = dict(row.pop("cell")), row.pop("counts")
                         one = cells.get(tuple(cell.values())) if is_whole else None
                         if row == self._about and one is not None:
                             known[one] = Result(

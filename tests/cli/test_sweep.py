@@ -94,12 +94,15 @@ def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
     row = json.loads(path.read_text())
     row["counts"]["host_tokens"] = 123 * 512
     del row["digest"]
-    digest = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
-    path.write_text(json.dumps(row | {"digest": digest}) + "\n")
+    lines = []
+    for one in (row | {"cell": [5]}, row):  # the first has no cell, and is ignored
+        digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
+        lines.append(json.dumps(one | {"digest": digest}) + "\n")
+    path.write_text("".join(lines))
     done = kvoffload("sweep", trace, "--jobs", "1", "--policy", "lru,arc", *arguments)
     assert "1 of 2 results were known" in done.err
     assert [found["hits"] == 123 for found in done.value["results"]] == [True, False]
-    assert len(path.read_text().splitlines()) == 2
+    assert len(path.read_text().splitlines()) == 3
 
 
 def test_quiet_is_quiet_about_matplotlib_too(trace, tmp_path):
