@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -670,7 +670,7 @@ def check_now(now: Any) -> None:
         return
     if isinstance(now, bool) or not isinstance(now, int | float):
         raise TypeError(f"now must be a number or None, got {describe(now)}")
-    if not math.isfinite(now):
+    if not abs(now) <= sys.float_info.max:
         raise ValueError(f"now must be finite, got {describe(now)}")
 
 
