@@ -439,7 +439,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             blocks already evicted stay evicted and their event is emitted.
         PolicyError
             If a user's policy evicted a wrong number of blocks, or one that is protected or not
-            idle: victims that were idle and not protected stay evicted, and their event is emitted.
+            idle, or dropped a block that it did not return: victims that were idle and not
+            protected stay evicted, and their event is emitted.
         """
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
