@@ -1,13 +1,12 @@
 """The types that policies, managers, backends and the engine exchange.
 
-This module imports no other module of the package, and its types have no twins: both
-implementations use the same classes.
+These types have no twins: both implementations use the same classes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Generic, NewType, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from .errors import describe
 
 __all__ = [
     "BlockHash",
@@ -245,13 +246,13 @@ class Hints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.ends, bool):
-            raise TypeError(f"ends must be True or False, got {self.ends!r}")
+            raise TypeError(f"ends must be True or False, got {describe(self.ends)}")
         expected = self.expect_s
         if expected is not None:
             if isinstance(expected, bool) or not isinstance(expected, int | float):
-                raise TypeError(f"expect_s must be a number or None, got {expected!r}")
-            if not (expected > 0 and math.isfinite(expected)):
-                raise ValueError(f"expect_s must be finite and > 0, got {expected!r}")
+                raise TypeError(f"expect_s must be a number or None, got {describe(expected)}")
+            if not 0 < expected <= sys.float_info.max:
+                raise ValueError(f"expect_s must be finite and > 0, got {describe(expected)}")
         if not isinstance(self.source, str):
             raise TypeError(f"source must be a string, got {type(self.source).__name__}")
         if len(self.source) > MOST_SOURCE_CHARACTERS:

@@ -10,6 +10,8 @@ from kvoffload.backends.base import Backend, check_backend
 from kvoffload.policies import registry
 from kvoffload.types import Spec_co
 
+from ._user_parts import UserBackend
+
 __all__ = ["BackendManager", "Manager"]
 
 if TYPE_CHECKING or IMPLEMENTATION == "python":
@@ -27,7 +29,8 @@ class BackendManager(Manager[Spec_co]):
         _ = backend.block_size, backend.medium  # fail now rather than in the first event
         # A user's own backend keeps its status objects, which only the Python policy can hold.
         twin = self._twin if type(backend) is self._backend_class else "py"
-        policy = registry.parse(policy_name).build(twin, backend.get_num_free_blocks())
+        num_free = UserBackend(backend)._num_free()
+        policy = registry.parse(policy_name).build(twin, num_free)
         self._setup(policy, backend, enable_events)
 
     @property

@@ -746,6 +746,8 @@ cdef class CompiledRequest:
         stored = part_of(self, first, end, &part)
         note_resets(self)
         output = store(self.steps, stored, first, self, self.ends)
+        if self.own < 0:
+            self.own = self.batch.size
         self.batch.num_chosen = stored.num_chosen
         return output
 

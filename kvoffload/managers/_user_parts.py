@@ -111,7 +111,7 @@ class UserPolicy:
         self._resident[block_hash] = live
 
     def _withdraw(self, block_hash: BlockHash) -> None:
-        """Drop a block whose store failed, if the policy has it."""
+        """Drop a block, also from the policy if that has it."""
         self._resident.pop(block_hash, None)
         with suppress(Exception):
             self.policy.remove(block_hash)
@@ -129,22 +129,23 @@ class UserPolicy:
         name = type(self.policy).__name__
         with self._restoring():
             room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
-            if room is None:
-                self._check_nothing_dropped(name)
-                return None
-            count, victims = _unpack(name, room)
+            count, victims = (0, []) if room is None else _unpack(name, room)
             left, fault = self._judge(victims, protected)
-            if fault is None:
+            if fault is None and room is not None:
                 shortfall = max(0, count - num_free)
                 if not 0 <= count <= len(hashes):
                     fault = f"must store 0 ... {len(hashes)} blocks, got {count}"
                 elif len(left) != shortfall:
                     fault = f"must evict exactly {shortfall} blocks, got {len(left)}"
+            fault = fault or self._miscount(len(left))
             for block_hash in left:
-                del self._resident[block_hash]
+                if fault is None:
+                    del self._resident[block_hash]
+                else:  # the policy may still have it
+                    self._withdraw(block_hash)
             if fault is not None:
                 raise EvictionFaultError(list(left.items()), PolicyError(f"{name} {fault}"))
-        return count, list(left.items())
+        return None if room is None else (count, list(left.items()))
 
     def _make_room_of_released(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
@@ -172,14 +173,15 @@ class UserPolicy:
                 left[block_hash] = own
         return left, fault
 
-    def _check_nothing_dropped(self, name: str) -> None:
-        """Raise PolicyError if a policy with a ``len`` has refused a store and dropped a block."""
+    def _miscount(self, num_victims: int) -> str | None:
+        """Return the fault of a policy with a ``len`` that has not dropped just its victims."""
         try:
             num_dropped = len(self._resident) - len(self.policy)
         except NotImplementedError:
-            return
-        if num_dropped:
-            raise PolicyError(f"{name} must evict nothing to refuse a store, got {num_dropped}")
+            return None
+        if num_dropped == num_victims:
+            return None
+        return f"must drop exactly its {num_victims} victims, got {num_dropped} blocks"
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:

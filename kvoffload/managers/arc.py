@@ -31,6 +31,8 @@ class ARCOffloadingManager(BackendManager[Spec_co]):
         If `backend` is not a ``Backend``, or `enable_events` neither True nor False.
     RuntimeError
         If the constructor of `backend` has not run.
+    BackendError
+        If `backend` does not return the number of its free blocks.
 
     References
     ----------

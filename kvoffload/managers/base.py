@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -21,8 +21,9 @@ __all__ = ["OffloadingManager", "Request"]
 Part = tuple[int, int]
 
 #: A request in its session: what `OffloadingManager._met` returned at its beginning; the first
-#: position that it has stored, or the same if it has stored none; and the number of blocks, from
-#: the last of the prompt on, after each of which the session may go on.
+#: position that it has stored, or its end if its stores have found nothing to store, or the former
+#: if it has made none; and the number of blocks, from the last of the prompt on, after each of
+#: which the session may go on.
 InSession = tuple[int, int, int]
 
 
@@ -243,7 +244,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     that block ends a request, the session goes on. Otherwise the new request branches off from an
     earlier one, and all resident blocks up to there are shared, as long as they stay resident. So
     are blocks that others have stored, since a request began, before the first that it stores
-    itself. A shared block is never released.
+    itself, or anywhere if its stores find nothing to store. A shared block is never released.
 
     `lookup`, `prepare_load` and `prepare_store` are abstract; by default `touch`, `complete_load`
     and `complete_store` do nothing, `take_events` returns nothing, and `begin` returns a request
@@ -438,7 +439,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             blocks already evicted stay evicted and their event is emitted.
         PolicyError
             If a user's policy evicted a wrong number of blocks, or one that is protected or not
-            idle: victims that were idle and not protected stay evicted, and their event is emitted.
+            idle, or dropped a block that it did not return: victims that were idle and not
+            protected stay evicted, and their event is emitted.
         """
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
@@ -502,7 +504,7 @@ class CallingRequest(Request[Spec_co]):
         self._storing: list[BlockHash] = []  # returned by its stores and not ended
         self._loading: list[Part] = []  # parts that it has pinned
         self._outdated: list[Part] = []  # parts that it had pinned when the manager was reset
-        self._own: int | None = None  # first position that it has stored
+        self._own: int | None = None  # first position that it has stored; see `InSession`
         self._resets = manager._skeleton._resets  # at its last call
         manager._begun(list(batch), hints, now)
         self._met = manager._skeleton._met(list(batch), 0)  # see `OffloadingManager._met`
@@ -555,10 +557,10 @@ class CallingRequest(Request[Spec_co]):
             output = self._manager._store_last(part)
         else:
             output = self._manager.prepare_store(part)
-        if output is not None and output.block_hashes_to_store:
-            self._note_resets()
-            self._storing = self._storing + output.block_hashes_to_store
-            self._note_own(start + part.index(output.block_hashes_to_store[0]))
+        stored = [] if output is None else output.block_hashes_to_store
+        self._note_resets()
+        self._storing = self._storing + stored
+        self._note_own(start + part.index(stored[0]) if stored else len(self._hashes))
         return output
 
     def _note_own(self, first: int) -> None:
@@ -669,7 +671,7 @@ def check_now(now: Any) -> None:
         return
     if isinstance(now, bool) or not isinstance(now, int | float):
         raise TypeError(f"now must be a number or None, got {describe(now)}")
-    if not math.isfinite(now):
+    if not abs(now) <= sys.float_info.max:
         raise ValueError(f"now must be finite, got {describe(now)}")
 
 

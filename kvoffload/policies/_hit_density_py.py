@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import floor, log2
 
-from kvoffload._checks import as_batch, check_int
+from kvoffload._checks import as_batch, check_hints, check_int
 from kvoffload._sampling import new_secret, words_of
 from kvoffload.types import MOST_SOURCES, BlockHash, BlockStatus, HintGain, Hints
 
@@ -184,13 +184,14 @@ class HitDensityCachePolicy(HitDensity, PythonPolicy):
         if type(self).touch is not PythonPolicy.touch:  # a subclass's own
             super().begun(hashes, hints)
             return
+        check_hints(hints)
         batch = self._open_batch(hashes, "hashes", "begun")
         self._take_back(batch)
         self._begun(batch, hints, None)
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Handle the end of a request: its blocks become recent, and no use is counted."""
-        self._finish_alone(hashes, hints)
+        self._finish_alone(hashes, check_hints(hints))
 
     # -- requests --------------------------------------------------------------------------
 

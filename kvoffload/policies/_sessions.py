@@ -42,9 +42,10 @@ class Sessions:
     def leave(self, hashes: Sequence[BlockHash], met: int, own: int, num_last: int) -> None:
         """Note the end of a request, for which `meet` returned `met`.
 
-        `own` is the first position that it has stored, or `met`. Resident blocks between the two
-        were stored by requests open at the same time, and are shared with them. The session may go
-        on after each of the `num_last` blocks at the end.
+        `own` is the first position that it has stored, or the end if it has asked in vain for
+        blocks to store, or `met`. Resident blocks between the two were stored by requests open at
+        the same time, and are shared with them. The session may go on after each of the `num_last`
+        blocks at the end.
         """
         known = self._num_known(hashes[:own], met)
         if known > met:

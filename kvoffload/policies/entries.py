@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,7 +50,7 @@ class Option:
             parsed = kind(value)
         except (ValueError, OverflowError):
             raise ValueError(f"{self.name} must be {noun}, got {describe(value)}") from None
-        if math.isnan(parsed) or not self.minimum <= parsed <= self.maximum:
+        if not self.minimum <= parsed <= self.maximum:
             raise ValueError(
                 f"{self.name} must be in {self.minimum} ... {self.maximum}, got {describe(value)}"
             )

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from kvoffload.errors import describe, unknown_name
+from kvoffload._checks import check_instance, check_word
+from kvoffload.errors import describe
 
 from .base import CachePolicy
 from .builtin import _ENTRIES
@@ -84,13 +85,10 @@ def entry(name: str, argument: str = "cache_policy") -> Entry:
 
     Raises
     ------
-    ValueError
-        If the name is unknown; the message lists the known names and the nearest one.
+    TypeError, ValueError
+        If the name is no string, or unknown; the message lists the known names and the nearest one.
     """
-    found = _BY_NAME.get(name)
-    if found is None:
-        raise unknown_name(argument, name, _BY_NAME)
-    return found
+    return _BY_NAME[check_word(argument, name, _BY_NAME)]
 
 
 def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
@@ -105,10 +103,12 @@ def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
 
     Raises
     ------
-    ValueError
-        If the policy or an option is unknown, given twice, malformed or out of bounds.
+    TypeError, ValueError
+        If the text is no string, or the policy or an option is unknown, given twice, malformed or
+        out of bounds.
     """
-    found = entry(text.partition("?")[0], argument)
+    name, *_ = check_instance(argument, text, str, "a string").partition("?")
+    found = entry(name, argument)
     options = parse_options(text, argument, found.check)  # no closure: see `_entry_of`
     return PolicySpec(found, options)
 

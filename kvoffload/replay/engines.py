@@ -30,6 +30,7 @@ from kvoffload import (
     OffloadingManager,
     PrepareStoreOutput,
 )
+from kvoffload.managers import calls
 from kvoffload.policies import registry
 
 from .configuration import Configuration
@@ -258,6 +259,8 @@ class ManagerEngine(Engine):
             stored = self._store(hashes[end : end + on_tier]) if on_tier else None
             if stored is None:
                 return in_host, from_tier
+            if stored:
+                calls.note_own(request, hashes.index(stored[0], end))
             first, wanted, got = end, end + on_tier, set(stored)
             if len(got) == on_tier:  # mostly
                 from_tier, end = from_tier + on_tier, wanted

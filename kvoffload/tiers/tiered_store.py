@@ -199,14 +199,13 @@ class TieredRequest:
         """
         self._require_open("fetch")
         part, resident = self._part(start, stop), self._store._resident
-        fetched = next((at for at, key in enumerate(part) if key not in resident), None)
+        num_found = next((at for at, key in enumerate(part) if key not in resident), len(part))
         check_deadline(deadline_s, 0.0)
         if not self._has_looked:
             self._request.lookup(start)
             self._has_looked = True
         job = self._store._fetch(part, deadline_s, self._request, int(start))
-        if fetched is not None:  # not stored by another request
-            calls.note_own(self._request, int(start) + fetched)
+        calls.note_own(self._request, int(start) + num_found)  # the others are not its own
         return job
 
     def prepare_load(self, start: int, stop: int) -> BlockIDsLoadStoreSpec:

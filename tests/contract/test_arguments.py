@@ -189,9 +189,11 @@ def test_an_option_of_the_wrong_type() -> None:
             option.check(value)
     wrong_values: list[tuple[registry.Option, Any]] = [
         (whole, 5),
+        (whole, 1 << 1024),
         (whole, "1.5"),
         (part, "nan"),
         (part, -0.1),
+        (part, 1 << 1024),
     ]
     for option, value in wrong_values:
         with pytest.raises(ValueError, match=f"{option.name} must be"):
@@ -204,6 +206,13 @@ def test_a_policy_string_is_read_and_written() -> None:
         for option in registry.entry(name).options:
             text = f"{name}?{option.name}={option.default}"
             assert str(registry.parse(text)) == text
+
+
+@pytest.mark.parametrize("name", [None, 5, b"lru", ["lru"]])
+@pytest.mark.parametrize("read", [registry.parse, registry.entry])
+def test_what_is_no_name_of_a_policy(read: Callable[[Any, str], object], name: Any) -> None:
+    with pytest.raises(TypeError, match="policy must be a string"):
+        read(name, "policy")
 
 
 @pytest.mark.parametrize("policy", [None, 5, object, int, b"lru", ["lru"]])

@@ -423,6 +423,7 @@ def test_a_part_is_checked(
         ({"hashes": [A], "hints": {"ends": True}}, TypeError, "hints must be Hints or None"),
         ({"hashes": [A], "now": "noon"}, TypeError, "now must be a number or None, got 'noon'"),
         ({"hashes": [A], "now": float("nan")}, ValueError, "now must be finite, got nan"),
+        ({"hashes": [A], "now": -1 << 1024}, ValueError, "now must be finite, got an integer"),
     ],
 )
 def test_arguments_are_checked(
@@ -698,6 +699,7 @@ def test_a_hook_that_raises_leaves_nothing_behind(twin: ModuleType, hook: str) -
         ({"expect_s": 0}, ValueError, "expect_s must be finite and > 0, got 0"),
         ({"expect_s": -1.0}, ValueError, "expect_s must be finite and > 0, got -1.0"),
         ({"expect_s": float("inf")}, ValueError, "expect_s must be finite and > 0, got inf"),
+        ({"expect_s": 1 << 1024}, ValueError, "expect_s must be finite and > 0, got an integer"),
         ({"expect_s": float("nan")}, ValueError, "expect_s must be finite and > 0, got nan"),
         ({"source": b"x"}, TypeError, "source must be a string, got bytes"),
         ({"source": "x" * 65}, ValueError, "source must have at most 64 characters, got 65"),

@@ -188,6 +188,45 @@ def test_requests_that_store_a_prompt_at_the_same_time_share_it(
     assert manager.policy.num_released == 2
 
 
+@pytest.mark.parametrize("ends_first", [True, False])
+@pytest.mark.parametrize("which_ends", [0, 1])
+@pytest.mark.parametrize("policy", ["lru", ListPolicy])
+def test_a_request_that_finds_nothing_to_store_shares_what_others_have_stored_meanwhile(
+    twin: ModuleType, policy: Any, which_ends: int, ends_first: bool
+) -> None:
+    manager = twin.CPUOffloadingManager(16, 8, policy)
+    requests = manager.begin([A, B]), manager.begin([A, B])
+    for request in requests:
+        request.prepare_store()
+        request.complete_store()
+    ending, other = requests[which_ends], requests[1 - which_ends]
+    if ends_first:
+        ending.finish(hints=ENDS)
+        other.finish()
+    else:
+        other.finish()
+        ending.finish(hints=ENDS)
+    end(manager, [A, B])
+    assert not calls.unshared(manager, [A, B])
+
+
+def test_a_refused_store_shares_what_others_have_stored_meanwhile(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    refused, other = manager.begin([A, B, *block_hashes(*range(20, 30))]), manager.begin([A, B])
+    other.prepare_store()
+    other.complete_store()
+    assert refused.prepare_store() is None
+    refused.finish(hints=ENDS)
+    assert manager.policy.num_released == 0
+
+
+def test_what_the_manager_stored_for_a_request_is_its_own(twin: ModuleType) -> None:
+    manager = new_manager(twin)
+    with manager.begin([A, B], hints=ENDS):
+        store(manager, [A, B])
+    assert manager.policy.num_released == 2
+
+
 def test_an_answer_that_is_known_is_shared(twin: ModuleType) -> None:
     manager = new_manager(twin)
     serve(manager, [A, B, C, D])

@@ -195,8 +195,9 @@ def test_a_number_of_free_blocks_that_is_none(manager_class: Any, free: Any) -> 
     manager = manager_class(backend)
     store(manager, [A])
     backend.answer = free
-    with pytest.raises(BackendError, match="get_num_free_blocks must return an integer >= 0"):
-        manager.prepare_store([B])
+    for ask in (lambda: manager.prepare_store([B]), lambda: manager_class(backend)):
+        with pytest.raises(BackendError, match="get_num_free_blocks must return an integer >= 0"):
+            ask()
     backend.answer = 1
     assert names(store(manager, [B]).block_hashes_to_store) == "B"
 

@@ -412,7 +412,7 @@ def drop_and_answer_nonsense(policy: ListPolicy, *_: Any) -> Any:
             "evict",
             evict_and_refuse,
             PolicyError,
-            "evict nothing to refuse a store, got 1$",
+            "must drop exactly its 0 victims, got 1 blocks$",
         ),
         ("make_room", drop_and_answer_nonsense, PolicyError, "Faulty"),
     ],
@@ -428,6 +428,37 @@ def test_a_policy_that_has_dropped_blocks_gets_them_back(
         manager.prepare_store([C])
     assert manager.lookup([A, B]) == 2
     assert manager.stats()["refused_stores"] == 0
+    check_invariants(manager)
+
+
+def evict_and_drop(policy: ListPolicy, *arguments: Any) -> Any:
+    victims = ListPolicy.evict(policy, *arguments)
+    del policy.order[0]
+    return victims
+
+
+def evict_and_keep(policy: ListPolicy, *arguments: Any) -> Any:
+    order = policy.order
+    victims = ListPolicy.evict(policy, *arguments)
+    policy.order = order
+    return victims
+
+
+@pytest.mark.parametrize(("fault", "dropped"), [(evict_and_drop, 2), (evict_and_keep, 0)])
+def test_a_policy_that_drops_other_blocks_than_its_victims(
+    twin: ModuleType, fault: Any, dropped: int
+) -> None:
+    policy = faulty(evict=fault)(3)
+    manager = twin.CPUOffloadingManager(16, 3, policy, enable_events=True)
+    store(manager, [A, B, C])
+    list(manager.take_events())
+    policy.armed = True
+    with pytest.raises(PolicyError, match=f"exactly its 1 victims, got {dropped} blocks$"):
+        manager.prepare_store([D])
+    assert [(names(e.block_hashes), e.removed) for e in manager.take_events()] == [("A", True)]
+    check_invariants(manager)
+    policy.armed = False
+    assert sorted(names(store(manager, [A, D, E]).block_hashes_evicted)) == [*"BC"]
     check_invariants(manager)
 
 

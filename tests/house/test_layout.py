@@ -20,7 +20,8 @@ if not PACKAGE.is_dir():
 
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
-    {"types", "errors"},
+    {"errors"},
+    {"types"},
     {"_checks", "_extras", "_hold", "_interrupts", "_metrics", "_sampling"},
     {"_sizes"},
     {"_collector"},

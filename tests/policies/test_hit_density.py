@@ -175,6 +175,15 @@ def test_sixteen_sources_are_told_apart_and_all_others_are_one(twin: ModuleType)
     assert shown == [*((f"client {number}", 1) for number in range(16)), (None, 3)]
 
 
+@pytest.mark.parametrize("hook", ["begun", "finished"])
+def test_what_are_no_hints_is_refused(twin: ModuleType, hook: str) -> None:
+    policy = policy_of(twin, "hit-density", 4, (A, B))
+    policy.release([A])
+    with pytest.raises(TypeError, match="hints must be Hints or None, got 5"):
+        getattr(policy, hook)([A, B], 5)
+    assert (policy.num_requests, policy.num_released) == (0, 1)
+
+
 def test_a_hint_at_the_finish_labels_the_blocks_and_their_age_goes_on(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     served = manager.begin([A, B])

@@ -232,3 +232,16 @@ def test_the_disk_hears_that_a_session_ends(groups, host, disk, hits) -> None:
     tiers = with_disk("lru", host, disk, groups=groups)
     assert replay(requests, tiers).tier_hits == 0
     assert replay(said, tiers).tier_hits == hits
+
+
+def test_what_comes_from_the_disk_for_a_session_is_its_own() -> None:
+    rows = [range(4), range(10, 18), range(6)]
+    requests = [
+        Request(1000 * number, 16 * len(row), 0, tuple(row), "abc"[number], ends=number == 2)
+        for number, row in enumerate(rows)
+    ]
+    said = DecodedTrace.of(requests, hints=HintOptions(told="ends"))
+    host = CPUOffloadingManager(16, 8)
+    result = replay(said, with_disk("lru", 8, 100), manager=host)
+    assert result.tier_hits == 4
+    assert host.policy.num_released == 6

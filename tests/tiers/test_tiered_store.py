@@ -611,6 +611,20 @@ class TestRequests:
         assert engine.store.tiers[0].state(KEYS[0]) == State.HIT
         assert engine.store.tiers[0].state(KEYS[1]) == State.MISS
 
+    def test_two_requests_that_fetch_a_prompt_at_the_same_time_share_it(self) -> None:
+        engine = make([memory()])
+        for keys in (KEYS[:2], KEYS[2 : HOST + 2]):
+            engine.compute_all(keys)
+        manager = engine.store.manager
+        first, second = engine.store.begin(KEYS[:2]), engine.store.begin(KEYS[:2])
+        assert manager.lookup(KEYS[:2]) == 0
+        first.fetch()
+        assert engine.wait(second.fetch()).num_blocks == 2
+        for request in (second, first):
+            request.complete_load(0, 2)
+            request.finish(hints=Hints(ends=True))
+            assert manager.policy.num_released == 0
+
     def test_an_end_told_at_the_begin_keeps_nothing_from_being_stored(self) -> None:
         engine = make([memory()])
         engine.compute_all(KEYS[:HOST])
