@@ -220,24 +220,6 @@ class TestHangs:
         assert not {Status.CORRUPT} & set(check(tier, region, 33))
         assert tier.close(PATIENCE_S)
 
-    def test_what_is_forgotten_while_a_server_hangs_is_forgotten(self, world: World) -> None:
-        tier, region = world.open(threads=2)
-        store(tier, 8)
-        world.server.hang()
-        assert tier.forget("new") is True, "it needs no server"
-        world.server.resume()
-        start_clock(tier)
-        assert set(check(tier, region, 8)) <= {Status.MISS}
-        settle(tier)
-        other, memory = world.open(generation="new")
-        assert set(check(other, memory, 8)) == {Status.MISS}
-        world.server.hang()
-        for one in (tier, other):
-            one.put(KEYS[:4], range(4), 0.2)
-            one.get(KEYS[:4], range(64, 68), 0.2)
-            one.close(1.0)
-        world.server.resume()
-
 
 class Proxy:
     """A way to a server that drips and makes things up."""
