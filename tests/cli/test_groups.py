@@ -43,6 +43,8 @@ def test_replay_counts_tokens_and_slots(kvoffload, trace):
     assert result["hits"] == 120 * 2000
     assert result["asked"] == 240 * 2001
     assert result["stored"] == 96 + 120 * (29 + 8)
+    assert result["bytes_host_in"] == SLOT * result["stored"]
+    assert result["bytes_host_out"] == SLOT * result["loaded"]
     for retention in (768, "none"):
         found = read(kvoffload, *asked, "--retention", retention)
         assert found["retention"] == retention
