@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,7 +11,7 @@ import kvoffload as library
 from kvoffload.traces import Request, Survey, Trace, Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
-from .conftest import COMMAND, open_for
+from .conftest import COMMAND
 
 pytest.importorskip("click", reason="the command needs the cli extra")
 import click
@@ -131,20 +129,6 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     assert (whole["sessions"], whole["kept"]) == (None, None)
 
 
-def test_info_shows_what_sessions_do(kvoffload, tmp_path):
-    path = tmp_path / "t.jsonl"
-    turns = [(0, "a", (1,)), (1, "b", (2,)), (9, "a", (1, 3)), (3_609, "a", (1, 3, 4))]
-    write_trace([Request(1000 * seconds, 0, 0, ids, name) for seconds, name, ids in turns], path)
-    whole = kvoffload("info", path, "--json").value
-    assert whole["sessions"] == {
-        "number": 2,
-        "turns": [1, 3, 3],
-        "gap_seconds": [9, 3600, 3600],
-        "added_blocks": [1, 1, 1],
-        "kept_share": 1.0,
-    }
-
-
 def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
     path, picture = tmp_path / "t.jsonl", tmp_path / "kept.svg"
@@ -162,36 +146,6 @@ def test_durations(seconds, text):
     from kvoffload.cli.info import duration
 
     assert duration(seconds) == text
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_control_c_ends_it_quietly(tmp_path):
-    fcntl, termios = (pytest.importorskip(name) for name in ("fcntl", "termios"))
-    trace = tmp_path / "trace"
-    os.mkfifo(trace)
-    with (
-        subprocess.Popen(
-            [*COMMAND, "replay", trace],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # a shell's background jobs, and so these tests among them, ignore the signal
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no thread yet)
-        ) as process,
-        open_for(process, trace) as pipe,
-    ):
-        for _ in range(2):  # the first tells what file it is: then it is opened, and closed again
-            pipe.write(b"\n")
-            pipe.flush()
-            while any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
-                assert process.poll() is None
-                time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        try:
-            out, error = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert (out, error.strip()) == (b"", b"")
 
 
 @pytest.mark.parametrize("name", ["esc\x1b[31m\x9b31m\rline\n", "un\udcffdecodable"])

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvoffload.traces import MergedTrace, Request, SessionOptions, Trace, Workload, write_trace
+from kvoffload.traces import Request, SessionOptions, Trace, Workload, write_trace
 
 from .conftest import run_shell
 
@@ -65,14 +65,6 @@ def test_the_block_size_of_full_chunks_is_found_again(kvoffload, lmcache, tmp_pa
     assert info["block_tokens"] == 256
 
 
-def test_limit_and_bad_lines(kvoffload, lmcache, tmp_path):
-    lmcache.write_text("bad\n" + lmcache.read_text())
-    out = tmp_path / "out"
-    done = kvoffload("convert", lmcache, "-o", out, "--skip-bad", "--limit", 2)
-    assert done.err.startswith("note: 1 bad line skipped\n")
-    assert len(list(Trace(out))) == 2
-
-
 def test_a_bad_trace_leaves_no_file(kvoffload, lmcache, tmp_path):
     lmcache.write_text(lmcache.read_text() + "\nbad")
     done = kvoffload("convert", lmcache, "-o", tmp_path / "out")
@@ -93,17 +85,6 @@ def test_other_forms_replay_with_the_block_size_that_they_name(kvoffload, lmcach
     assert row["token_hit_ratio"] == pytest.approx(2 * 512 / (600 + 601 + 602))
     info = kvoffload("info", source, "--json", stdin=data).value
     assert (info["format"], info["block_tokens"], info["seconds"]) == ("lmcache", 256, 2)
-
-
-def test_where_lengths_are_not_known_prompts_are_as_long_as_their_blocks(kvoffload, tmp_path):
-    path = tmp_path / "hashes.txt"
-    path.write_text("aabbccdd 11223344\naabbccdd\n")
-    done = kvoffload("replay", path, "--capacity=5", "--block-tokens=16", "--full-blocks", "--json")
-    row = done.value["results"][0]
-    assert (row["hits"], row["blocks"], row["tokens"]) == (1, 3, 48)
-    assert row["token_hit_ratio"] == 1 / 3
-    first, second = Trace(path)
-    assert second == Request(0, 0, 0, first.hash_ids[:1])
 
 
 def test_sessions_are_written_whole_and_read_again(tmp_path, kvoffload):
@@ -156,16 +137,6 @@ def test_objects_go_through_pipes(tmp_path):
     assert done.err == ""
     (row,) = done.value["results"]
     assert (row["blocks"], row["hits"]) == (3, 1)
-
-
-def test_sorted_and_limited_requests_are_written_as_objects(kvoffload, tmp_path):
-    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.oracleGeneral"
-    write_trace(
-        [Request(2000, 1, 1, (1,)), Request(1000, 1, 1, (2,)), Request(0, 1, 1, (3,))], trace
-    )
-    options = ("--sort", "--limit", 2, "--to", "oracle-general", "-o", out)
-    assert kvoffload("convert", trace, *options).code == 0
-    assert [request.hash_ids for request in MergedTrace([str(out)])] == [(2,), (1,)]
 
 
 @pytest.fixture

@@ -66,6 +66,16 @@ class Cluster:
         return process
 
 
+def started(*arguments: object) -> subprocess.Popen[str]:
+    """Start the command in a process of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.fixture
 def scheduler():
     """Provide a scheduler without workers."""
@@ -88,12 +98,7 @@ def test_a_killed_worker_changes_nothing(kvoffload, trace, cluster) -> None:
         *("--capacity", "1%,2%,3%,4%,5%,6%,8%,10%,15%,20%"),
     ]
     alone = kvoffload(*arguments, "--jobs", "1")
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments), "--dask", address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(*arguments, "--dask", address)
     with Client(address, timeout=PATIENCE_S, set_as_default=False) as client:
         deadline = time.monotonic() + PATIENCE_S
         while not all(client.processing().values()) and time.monotonic() < deadline:
@@ -187,12 +192,7 @@ def test_another_trace_is_refused_by_name(kvoffload, trace, scheduler, tmp_path,
 
 def test_a_cluster_without_workers_is_noted_and_waited_for(kvoffload, trace, scheduler) -> None:
     asked = ("sweep", trace, *SWEEP[:-1], "--json")
-    process = subprocess.Popen(
-        [*COMMAND, *asked, "--dask", scheduler.address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(*asked, "--dask", scheduler.address)
     line = process.stderr.readline()
     assert re.fullmatch(
         f"note: --dask {scheduler.address}: no worker for \\d+ s, 2 jobs wait for one; "
@@ -206,12 +206,7 @@ def test_a_cluster_without_workers_is_noted_and_waited_for(kvoffload, trace, sch
 
 
 def test_the_end_of_a_scheduler_is_one_line(trace, scheduler) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "sweep", trace, *SWEEP[:-1], "--dask", scheduler.address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started("sweep", trace, *SWEEP[:-1], "--dask", scheduler.address)
     assert "no worker for" in process.stderr.readline()
     scheduler.scheduler.kill()
     out, err = process.communicate(timeout=PATIENCE_S)

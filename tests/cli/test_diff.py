@@ -19,22 +19,6 @@ def files(tmp_path):
     return write
 
 
-def test_only_configurations_of_both_are_compared(kvoffload, files):
-    before = files("before.json", row(), row(capacity_given="9%"))
-    done = kvoffload("diff", before, files("now.json", row(), row(policy="arc")), "--json")
-    (found,) = done.value["results"]
-    assert (found["policy"], found["capacity_given"], found["router"]) == (
-        "lru",
-        "5%",
-        "round-robin",
-    )
-    assert found["hit_ratio"] == {"before": 0.5, "now": 0.5}
-    done = kvoffload("diff", before, before)
-    assert "no figure differs" in done.out
-    done = kvoffload("diff", before, files("now.json", row(), row(policy="arc")))
-    assert "2 configurations stand in one of the files only" in done.out
-
-
 def test_an_output_of_0_4_is_read(kvoffload, files):
     old = {"engines": 2, "router": "session", "policy": "lru", "capacity": "5%"}
     old |= {"host_stored": 7, "ttft": {"p95": 3.0}}

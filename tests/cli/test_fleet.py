@@ -67,11 +67,6 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
         assert total["pooled"]["lru"] <= total["belady"] <= total["infinite"]
 
 
-def test_a_total_is_divided(fleet):
-    found = results(fleet("--engines", "3", "--capacity", "100", "--total", "--json"))
-    assert {one["capacity"] for one in found} == {33}
-
-
 def test_the_address_of_a_tier_gives_its_size_and_policy(fleet):
     address = "slab:/nowhere?capacity=10MiB&policy=arc"
     found = results(

@@ -42,11 +42,7 @@ def test_a_fleet_is_recommended_with_its_configuration(kvoffload, trace, advise,
     assert (same["saved"], same["ttft_p95"]) == (found["saved"], found["ttft_p95"])
     extra = value["configuration"]["vllm"]["kv_connector_extra_config"]
     assert extra["cpu_bytes_to_use"] == found["memory"]
-    text = kvoffload("advise", trace, *SIZE, *asked, "--shared", "128MiB", "--disk", "100MiB").out
-    assert value["headline"] in " ".join(text.split())
-    assert text.count(" *\n") + text.count(" *  ") == 1  # what is enough has a mark
-    page = report.read_text(encoding="utf-8")
-    assert "Advice for 4 engines behind a router" in page
+    assert "Advice for 4 engines behind a router" in report.read_text(encoding="utf-8")
 
 
 def test_sessions_that_say_how_long_they_wait_are_a_closed_loop(kvoffload, tmp_path):
@@ -89,8 +85,6 @@ def test_the_knee_is_the_memory_that_is_advised_on(advise, kvoffload, trace):
     given = advise("--capacity", f"{knee['memory']}B")
     assert given["knee"] is None
     assert given["memories"] == value["memories"]
-    words = " ".join(kvoffload("advise", trace, *SIZE, "--capacity", "auto").out.split())
-    assert f"knee of the hits over memory{': ' if knee['is_shown'] else ', because'}" in words
 
 
 def test_the_knee_for_several_engines_is_behind_the_accelerators_cache_of_one(advise):
@@ -123,9 +117,6 @@ def test_what_host_memory_cannot_gain_is_not_offloaded(kvoffload, trace, advise,
     without = [one for one in value["results"] if one["memory"] == 0]
     assert {one["router"] for one in without} == {"round-robin", "session"}
     assert all(one["capacity"] == one["host_hits"] == 0 for one in without)
-    text = kvoffload("advise", trace, *SIZE, *asked).out
-    assert text.startswith("Offloading does not pay: without offloading ")
-    assert "kv-transfer-config" not in text
     page = report.read_text(encoding="utf-8")
     assert "Offloading does not pay" in page
     assert ">Verdict</h2>" in page
@@ -200,16 +191,6 @@ def test_what_changed_since_an_earlier_advice_is_said(kvoffload, trace, advise, 
     assert "absent" in kvoffload(*asked, tmp_path / "absent").error
 
 
-def test_first_tokens_are_told_where_rates_are_known(kvoffload, trace, advise):
-    value = advise("--capacity", "40MiB", *RATES)
-    times = value["details"]["first_tokens"]
-    assert times[-1]["policy"] is None
-    assert times[0]["p95"] < times[-1]["p95"]
-    words = " ".join(kvoffload("advise", trace, *SIZE, "--capacity", "40MiB", *RATES).out.split())
-    assert "First token: On the engine described loading and computing a prompt takes" in words
-    assert advise("--capacity", "40MiB")["details"]["first_tokens"] == []
-
-
 def test_a_disk_that_adds_hits_is_in_the_configuration(advise, kvoffload, trace):
     asked = ("--capacity", "8", "--policy", "lru", *RATES)
     configured = [
@@ -220,6 +201,3 @@ def test_a_disk_that_adds_hits_is_in_the_configuration(advise, kvoffload, trace)
     (tier,) = configured[0]["secondary_tiers"]
     assert (tier["type"], tier["path"]) == ("KVOffloadFileTier", "/nvme/kv")
     assert (tier["capacity_bytes"], tier["policy"]) == (60 * 2**20, "hit-density")
-    text = kvoffload("advise", trace, *SIZE, *asked, "--disk", "60").out
-    assert '"secondary_tiers": [' in text
-    assert "/nvme/kv stands for a folder on the disk" in " ".join(text.split())

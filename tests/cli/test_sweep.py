@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import json
 import re
@@ -14,8 +13,7 @@ import pytest
 
 from kvoffload._printable import printable
 from kvoffload.cli._fields import FIELDS, IN_MANAGER
-from kvoffload.traces import Request, Workload, write_trace
-from kvoffload.traces.writer import trace_line
+from kvoffload.traces import Workload
 
 from .conftest import run_process
 
@@ -58,32 +56,6 @@ def test_it_agrees_with_replay(kvoffload, trace):
         for name in other:
             assert other[name] == (None if name in of_manager else one[name]), name
         assert (other["token_hit_ratio"] is None) == (other["policy"] == "belady")
-
-
-def test_a_share_of_tokens_counts_no_more_than_a_prompt_holds(kvoffload, tmp_path):
-    """Two blocks of 16 tokens, the second filled to 10, hit once; then the first one alone."""
-    path = tmp_path / "trace.jsonl"
-    rows = [(26, (1, 2)), (26, (1, 2)), (40, (1, 3, 4))]
-    write_trace([Request(0, length, 1, ids) for length, ids in rows], path)
-    arguments = ("--policy", "lru,infinite", "--capacity", "9", "--block-tokens", "16")
-    found = json.loads(swept(kvoffload, path, *arguments, "--json"))
-    assert found["no_token_hit_ratio"] is None
-    for result in found["results"]:
-        assert (result["hits"], result["hit_tokens"], result["tokens"]) == (3, 26 + 16, 92)
-        assert result["token_hit_ratio"] == 42 / 92
-    out = swept(kvoffload, path, *arguments)
-    assert "blocks of 16 tokens" in out
-    assert "share of prompt tokens found\n" in out
-    assert out.count(" 45.7 %") == 2
-
-
-def test_results_of_another_block_size_are_not_taken(kvoffload, tmp_path):
-    path, results = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
-    write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))] * 2, path)
-    arguments = ("--policy", "lru", "--capacity", "9", "--results", results, "--json")
-    for tokens, known in (("512", 0), ("500", 0), ("512", 1)):
-        done = kvoffload("sweep", path, "--jobs", "1", *arguments, "--block-tokens", tokens)
-        assert ("1 of 1 results were known" in done.err) == bool(known), done.err
 
 
 def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
@@ -155,26 +127,6 @@ def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity,
     assert not [word for word in words if word.endswith((".0 %", ".0"))]
     assert sum(bool(re.fullmatch("[0-9,]+", word)) for word in words) >= 2  # capacities
     assert "<dc:date>" not in written  # the same sweep makes the same picture
-
-
-@pytest.mark.parametrize("name", ["other.jsonl", "README.md", "t.jsonl.gz", "half", "spaces"])
-def test_what_is_no_file_of_results_is_refused_and_stays_as_it_is(kvoffload, trace, tmp_path, name):
-    path = tmp_path / name
-    contents = {
-        "other.jsonl": b"".join(map(trace_line, Workload(3))),
-        "README.md": b"# Read me\n\nAnd take care.\n",
-        "t.jsonl.gz": gzip.compress(b"".join(map(trace_line, Workload(3)))),
-        "half": b'{"trace": "0ab',
-        "spaces": b"\n\n",
-    }
-    path.write_bytes(contents[name])
-    before = sorted(tmp_path.iterdir())
-    plot = ("--plot", tmp_path / "picture.svg")
-    done = kvoffload("sweep", tmp_path / "no trace", *FAST, "--results", path, *plot)
-    assert done.code == 2
-    assert done.error.startswith("--results must be a file of results or an empty one, got ")
-    assert path.read_bytes() == contents[name]
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_results_file_may_be_empty_and_may_hold_other_lines_too(kvoffload, trace, tmp_path):

@@ -69,18 +69,13 @@ TOO_MUCH = {
 }
 
 
-@pytest.fixture
-def server(exported: bytes) -> Iterator[str]:
-    """Serve it; below /empty nothing of a watch, below /broken no metrics at all."""
-    bodies = {"/metrics": exported, "/empty": b"up 1\n", "/broken": b"\xff kvoffload_{{{ 12\n"}
-    bodies |= {path: text.encode() for path, text in TOO_MUCH.items()}
+@contextlib.contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Answer requests for pages; give the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = bodies.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.end_headers()
-            self.wfile.write(body or b"")
+            answer(self)
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -91,6 +86,22 @@ def server(exported: bytes) -> Iterator[str]:
         yield f"127.0.0.1:{httpd.server_port}"
         httpd.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server(exported: bytes) -> Iterator[str]:
+    """Serve it; below /empty nothing of a watch, below /broken no metrics at all."""
+    bodies = {"/metrics": exported, "/empty": b"up 1\n", "/broken": b"\xff kvoffload_{{{ 12\n"}
+    bodies |= {path: text.encode() for path, text in TOO_MUCH.items()}
+
+    def answer(client: BaseHTTPRequestHandler) -> None:
+        body = bodies.get(client.path)
+        client.send_response(404 if body is None else 200)
+        client.end_headers()
+        client.wfile.write(body or b"")
+
+    with serving(answer) as address:
+        yield address
 
 
 @pytest.fixture
@@ -360,35 +371,26 @@ def test_redirects_are_followed_and_their_bodies_are_not_read(exported, command)
     """vLLM's server redirects to a path with a slash; another sends a body without an end."""
     sent = 0
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            nonlocal sent
-            elsewhere = {"/metrics": "/metrics/", "/ftp": "ftp://127.0.0.1/", "/round": "/round"}
-            to = elsewhere.get(self.path)
-            self.send_response(200 if to is None else 307)
-            if to is not None:
-                self.send_header("Location", to)
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                while to == "/metrics/" and sent < 2**26:
-                    sent += self.wfile.write(bytes(2**16)) or 0
-                self.wfile.write(exported if to is None else b"")
+    def answer(client: BaseHTTPRequestHandler) -> None:
+        nonlocal sent
+        elsewhere = {"/metrics": "/metrics/", "/ftp": "ftp://127.0.0.1/", "/round": "/round"}
+        to = elsewhere.get(client.path)
+        client.send_response(200 if to is None else 307)
+        if to is not None:
+            client.send_header("Location", to)
+        client.end_headers()
+        with contextlib.suppress(OSError):
+            while to == "/metrics/" and sent < 2**26:
+                sent += client.wfile.write(bytes(2**16)) or 0
+            client.wfile.write(exported if to is None else b"")
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
-        thread.start()
-        url = f"127.0.0.1:{httpd.server_port}"
+    with serving(answer) as url:
         assert command(url, "--once")[0] == 0
         assert sent < 2**24
         for path in ("/ftp", "/round"):
             code, out, err = command(url + path, "--once")
             assert (code, out, err.count("\n")) == (1, "", 1)
             assert ("not HTTP" in err) == (path == "/ftp")
-        httpd.shutdown()
-        thread.join()
 
 
 NONSENSE = {

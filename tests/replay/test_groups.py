@@ -15,7 +15,6 @@ from kvoffload.replay import (
     GroupLayout,
     Result,
     replay,
-    replay_all,
 )
 from kvoffload.replay.device import new_device
 from kvoffload.replay.rows import Rows
@@ -354,25 +353,6 @@ def test_a_refused_call_is_refused_whole() -> None:
     server = GroupServer(bound(FULL, WINDOW), CPUOffloadingManager(16, 4, "lru"))
     served = server.serve([b"a", b"b", b"c"], 49)
     assert (served.refused, served.to_store) == (1, [])
-
-
-def test_managers_and_grids_count_alike() -> None:
-    trace = DecodedTrace.of(system_prompt(12))
-    chunks = bound(FULL, WINDOW, retention=512)
-    lru, unbounded, belady = (
-        Configuration(policy=policy, host=host, groups=chunks)
-        for policy, host in (("lru", 350), ("infinite", 0), ("belady", 350))
-    )
-    counts = replay(trace, lru, manager=CPUOffloadingManager(16, 350))
-    found = {
-        result.configuration: result
-        for result in replay_all(trace, [lru, unbounded, belady], jobs=2)
-    }
-    assert found[lru] == counts
-    most = found[unbounded].offloaded_tokens
-    assert counts.offloaded_tokens <= most <= trace.lengths.sum()
-    assert found[belady].offloaded_tokens >= counts.offloaded_tokens
-    assert found[belady].hit_tokens is None
 
 
 def test_prompts_of_unknown_length_are_a_token_longer_than_their_blocks() -> None:

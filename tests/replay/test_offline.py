@@ -7,7 +7,7 @@ from dataclasses import replace as replaced
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager
@@ -87,21 +87,19 @@ def best_hits(trace: DecodedTrace, capacity: int, front: list[int]) -> int:
     return max(states.values())
 
 
-@pytest.mark.thorough
-def test_belady_is_the_best_choice_behind_an_accelerator() -> None:
-    rng = random.Random(0)
-    for _ in range(10_000):
-        lengths = [rng.randint(1, 3) for _ in range(rng.randint(2, 6))]
-        trace = trace_of(*(tuple(rng.sample(range(5), length)) for length in lengths))
-        capacity, front = rng.randint(1, 3), on_device(trace, rng.randint(0, 3))
-        found = belady(trace, capacity, front)[0]
-        assert found == best_hits(trace, capacity, front.tolist()), list(trace.rows())
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=14), st.integers(0, 4))
-def test_belady_is_the_best_choice(accesses: list[int], capacity: int) -> None:
-    trace = trace_of(*((block,) for block in accesses))
-    front = nothing(trace)
+@settings(max_examples=200)
+@given(
+    rows=st.lists(
+        st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True).map(tuple),
+        min_size=1,
+        max_size=7,
+    ),
+    capacity=st.integers(0, 3),
+    device=st.integers(0, 3),
+)
+def test_belady_is_the_best_choice_behind_an_accelerator(rows, capacity, device) -> None:
+    trace = trace_of(*rows)
+    front = on_device(trace, device)
     assert belady(trace, capacity, front)[0] == best_hits(trace, capacity, front.tolist())
 
 

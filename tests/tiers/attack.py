@@ -21,6 +21,7 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier, TierInUseError
+from kvoffload.tiers.engine.tier import ComposedTier
 from tests.conftest import read_budget
 from tests.tiers.inside import let_probe, set_clock, settle
 
@@ -127,12 +128,12 @@ def open_when_free(path: Path, num_blocks: int, **options) -> tuple[FileTier, Re
             time.sleep(0.01)
 
 
-def stop_clock(tier: FileTier) -> None:
+def stop_clock(tier: ComposedTier) -> None:
     """Let no time pass for the breakers: open ones stay open, however slow the machine."""
     set_clock(tier, lambda: 0.0)
 
 
-def start_clock(tier: FileTier) -> None:
+def start_clock(tier: ComposedTier) -> None:
     """Let time pass again."""
     set_clock(tier, time.monotonic)
     let_probe(tier)

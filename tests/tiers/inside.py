@@ -93,11 +93,6 @@ def files_of(tier: FileTier) -> Any:
     return tier._medium._files
 
 
-def threads_of(tier: ComposedTier) -> Any:
-    """Return the tier's threads."""
-    return tier._jobs.pool
-
-
 def slots_of(tier: ComposedTier, keys: list[bytes]) -> list[int]:
     """Return the slots of keys that a local tier has."""
     return tier._medium.slots_of(keys)

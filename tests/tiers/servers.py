@@ -27,10 +27,13 @@ SomeTier = TypeVar("SomeTier", bound=RemoteTier)
 
 
 def free_port() -> int:
-    """Return a free port of the loopback."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Return a free port of the loopback, of those that a node of a Redis cluster may have."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+        if port <= 55_535:
+            return port
 
 
 def stop(process: int) -> None:

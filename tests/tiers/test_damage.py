@@ -1,6 +1,5 @@
 """Damaged files: what is wrong is never served, and its neighbours are unhurt."""
 
-import dataclasses
 import os
 import random
 import shutil
@@ -203,33 +202,6 @@ def test_a_block_that_is_not_its_keys_is_corrupt(slab: Slab) -> None:
         slab.mend()
 
 
-def test_damage_while_the_tier_is_open(tmp_path: Path, seed: int) -> None:
-    """Bytes that change under an open tier are caught when they are read."""
-    universe = Universe(48)
-    tier, region = open_slab(tmp_path, NUM_SLOTS, enable_events=True)
-    universe.put(tier, region)
-    list(tier.take_events())
-    hit = [universe.keys[i] for i in (0, 7, 8, 31, 47)]
-    fd = os.open(tier.folder / "blocks.dat", os.O_RDWR)
-    for key, slot in zip(hit, slots_of(tier, hit), strict=True):
-        place = slot * BLOCK_BYTES + 4096 + len(key)
-        byte = os.pread(fd, 1, place)[0]
-        os.pwrite(fd, bytes([byte ^ 1]), place)
-    os.fsync(fd)
-    os.close(fd)
-    found = universe.check(tier, region)
-    assert [key for key, status in found.items() if status == Status.CORRUPT] == hit
-    assert sum(status == Status.OK for status in found.values()) == 43
-    events = list(tier.take_events())
-    assert sorted(key for event in events for key in event.keys) == sorted(hit)
-    assert {(event.removed, event.reason) for event in events} == {(True, "corrupt")}
-    assert tier.stats()["removed_corrupt"] == 5
-    assert all(tier.state(key) == State.MISS for key in hit)
-    assert not universe.put(tier, region, hit).any()
-    assert set(universe.check(tier, region).values()) == {Status.OK}
-    tier.close()
-
-
 def test_too_many_corrupt_blocks_stop_reads(tmp_path: Path) -> None:
     universe = Universe(40)
     tier, region = open_slab(tmp_path, NUM_SLOTS)
@@ -273,24 +245,6 @@ def test_a_file_that_is_cut_while_the_tier_is_open(tmp_path: Path) -> None:
     statuses = [*universe.check(tier, region, reset_every=1).values()]
     assert statuses == [Status.OK] * 20 + [Status.CORRUPT] * 12
     tier.close()
-
-
-def test_another_namespace_leaves_everything_as_it_is(slab: Slab) -> None:
-    """Change each field: an empty tier, and the old files as they were."""
-    other = {"block_bytes": 2 * BLOCK_BYTES, "tokens_per_hash": 7, "tokens_per_block": 7}
-    before = {path.name: path.read_bytes() for path in sorted(slab.folder.iterdir())}
-    for field in dataclasses.fields(Namespace):
-        if not field.init:
-            continue
-        changed = {field.name: other.get(field.name, "other")}
-        namespace = dataclasses.replace(NAMESPACE, **changed)
-        tier = FileTier(slab.path, 2**20, namespace=namespace)
-        assert (tier.lookup(slab.universe.keys) == State.MISS).all(), field.name
-        assert tier.folder != slab.folder
-        tier.close()
-    after = {path.name: path.read_bytes() for path in sorted(slab.folder.iterdir())}
-    assert after == before
-    assert set(slab.served().values()) == {Status.OK}
 
 
 def test_the_json_beside_the_data_is_compared(slab: Slab) -> None:
@@ -372,20 +326,6 @@ def test_blocks_are_verified_whole_where_a_read_gives_a_part(
     (byte,) = slab.bytes_at(slab.blocks, last, 1)
     slab.change(slab.blocks, last, bytes([byte ^ 1]))
     assert verify_slab(slab.folder) == Verdict(NUM_SLOTS - 1, [key])
-
-
-def test_a_header_that_claims_large_blocks_takes_no_memory(tmp_path: Path) -> None:
-    block_bytes = 2**32 - 4096
-    header = Header(NAMESPACE.fingerprint, block_bytes, block_bytes, 3, Generation.of(""))
-    seals = Seal(b"absent", block_bytes, 1).pack(0) * 3
-    (tmp_path / "slots.tbl").write_bytes(header.pack() + seals)
-    (tmp_path / "blocks.dat").write_bytes(b"\1" * 5000)
-    tracemalloc.start()
-    verdict = verify_slab(tmp_path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert verdict == Verdict(0, [b"absent"] * 3)
-    assert peak < 2**20
 
 
 @pytest.mark.parametrize("stamp", [2**63 - 1, 2**63 - 2, 2**62 + 1])

@@ -230,46 +230,24 @@ def in_bucket(server: Server, prefix: str) -> Opener:
     return opener_of(ObjectTier, f"s3://blocks/{prefix}", **s3_options(server))
 
 
+def play_all(opener_of_turn: Callable[[int], Opener], stated: int, seed: int, steps: int) -> None:
+    times = rounds(stated)
+    played = [play(opener_of_turn(n), random.Random(seed + n), steps) for n in range(times)]
+    report(f"{times} sequences of two engines, {sum(played)} blocks served")
+    assert sum(played) > times
+
+
 @pytest.mark.attack
 def test_no_block_of_other_weights_is_served_in_memory(seed: int) -> None:
     """Stated: 10,000 sequences."""
-    times, served = rounds(10_000), 0
-    for number in range(times):
-        served += play(in_memory(), random.Random(seed + number), 12)
-    report(f"{times} sequences of two engines in memory, {served} blocks served")
-    assert served > times
+    play_all(lambda _: in_memory(), 10_000, seed, 12)
 
 
-@pytest.mark.parametrize("kind", ["slab", "directory"])
+@pytest.mark.parametrize("made", [in_slabs, in_directory])
 def test_no_block_of_other_weights_is_served_from_a_disk(
-    tmp_path: Path, kind: str, seed: int
+    tmp_path: Path, made: Callable[[Path], Opener], seed: int
 ) -> None:
-    times, served = rounds(100), 0
-    for number in range(times):
-        path = tmp_path / str(number)
-        opener = in_slabs(path) if kind == "slab" else in_directory(path)
-        served += play(opener, random.Random(seed + number), 20)
-    report(f"{times} sequences of two engines in a {kind}, {served} blocks served")
-    assert served > times
-
-
-@pytest.mark.servers
-@pytest.mark.parametrize("kind", ["redis", "s3"])
-def test_no_block_of_other_weights_is_served_from_a_server(kind: str, seed: int) -> None:
-    if kind == "redis":
-        pytest.importorskip("redis", reason="the tier needs the redis extra")
-        server, made = redis_server("--maxmemory", "256mb"), in_redis
-    else:
-        pytest.importorskip("obstore", reason="the tier needs the objects extra")
-        server, made = s3_server(), in_bucket
-    times, served = rounds(100 if kind == "redis" else 20), 0
-    with server:
-        if kind == "s3":
-            make_bucket(server)
-        for number in range(times):
-            served += play(made(server, f"kv{number}"), random.Random(seed + number), 20)
-    report(f"{times} sequences of two engines on {kind}, {served} blocks served")
-    assert served > times
+    play_all(lambda number: made(tmp_path / str(number)), 100, seed, 20)
 
 
 def test_engines_with_one_name_share_after_a_push(tmp_path: Path) -> None:

@@ -153,37 +153,3 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     os.kill(grandchild, signal.SIGKILL)
     os.close(ready)
     os.close(tell)
-
-
-def test_what_was_forgotten_stays_so(tmp_path: Path, seed: int) -> None:
-    """Killed right after `forget`: no earlier block is served. Stated: 60 rounds."""
-    universe = Universe(64)
-    turns = rounds(60)
-    ready, tell = os.pipe()
-    for number in range(turns):
-
-        def work(number: int = number) -> None:
-            chance = random.Random(seed + number)
-            tier, region = open_slab(tmp_path, 64)
-            universe.put(tier, region, universe.keys[:32])
-            jobs = []
-            if chance.random() < 0.5:  # some are under way when everything is forgotten
-                jobs = [tier.put(universe.keys[32:], range(32))]
-            certain = tier.forget()
-            os.write(tell, b"1" if certain else b"0")
-            if chance.random() < 0.5:
-                tier.wait(jobs, 1.0)
-            time.sleep(60)
-
-        child = start(work)
-        assert os.read(ready, 1) == b"1"
-        time.sleep(random.Random(seed - number).choice([0, 0.001, 0.01]))
-        kill(child)
-        tier, region = open_slab(tmp_path, 64)
-        assert tier.num_restored == 0
-        assert (tier.lookup(universe.keys) == State.MISS).all()
-        assert set(universe.check(tier, region).values()) == {Status.MISS}
-        tier.close()
-    os.close(ready)
-    os.close(tell)
-    report(f"{turns} times all was forgotten, and nothing came back")

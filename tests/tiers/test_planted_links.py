@@ -361,20 +361,6 @@ def test_more_files_than_can_be_listed_are_removed_over_several_sweeps(
         assert get(tier, region, 1) == [Status.OK], "it was the youngest"
 
 
-def test_no_folder_stays_open(tmp_path: Path) -> None:
-    fds = Path("/proc/self/fd")
-    if not fds.exists():
-        pytest.skip("there is no /proc")
-    with opened(tmp_path) as (tier, region):
-        medium_of(tier).visit_s = 0.0
-        use(tier, region)
-        before = len(list(fds.iterdir()))
-        for _ in range(10):
-            use(tier, region)
-            assert tier.forget()
-        assert len(list(fds.iterdir())) <= before + 4, "two threads may have two each"
-
-
 def test_trees_are_removed_as_far_as_they_are_nested(tmp_path: Path, victim: Victim) -> None:
     folder = Folder.at(tmp_path)
     (tmp_path / "tree" / "a").mkdir(parents=True)

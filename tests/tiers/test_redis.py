@@ -59,29 +59,23 @@ def test_it_behaves_like_a_dict(redis: Server, namespace: Namespace) -> None:
     machine.TestCase().runTest()
 
 
-def test_a_server_of_a_cluster_is_refused_by_name(
-    namespace: Namespace, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--cluster-enabled", "yes"), "its server is part of a cluster"),
+        (("--rename-command", "EVAL", ""), "its server has no scripts (EVAL)"),
+    ],
+)
+def test_a_server_that_does_not_suffice_is_refused_by_name(
+    namespace: Namespace, caplog: pytest.LogCaptureFixture, options: tuple[str, ...], why: str
 ) -> None:
-    with redis_server("--cluster-enabled", "yes", "--maxmemory", "64mb") as server:
-        tier = RedisTier(f"redis://127.0.0.1:{server.port}", namespace=namespace)
-        with tier:
-            refused(tier, namespace)
-    assert "is refused: its server is part of a cluster" in caplog.text
-
-
-def test_a_server_without_scripts_is_refused_by_name(
-    namespace: Namespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    with redis_server("--maxmemory", "64mb", "--rename-command", "EVAL", "") as server:
-        tier = RedisTier(f"redis://127.0.0.1:{server.port}", namespace=namespace)
-        with tier:
-            refused(tier, namespace)
-    assert "is refused: its server has no scripts (EVAL)" in caplog.text
-
-
-def refused(tier: Tier, namespace: Namespace) -> None:
-    tier.attach(Region.allocate(4, namespace.block_bytes))
-    for job in (tier.query([b"k"], 60.0), tier.put([b"k"], [0], 60.0), tier.get([b"k"], [1], 60.0)):
-        assert tier.wait([job], PATIENCE_S)
-    assert all(done.op == "put" or done.status[0] == Status.FAILED for done in tier.poll())
-    assert tier.stats()["store_ok"] == 0
+    with (
+        redis_server("--maxmemory", "64mb", *options) as server,
+        RedisTier(f"redis://127.0.0.1:{server.port}", namespace=namespace) as tier,
+    ):
+        tier.attach(Region.allocate(4, namespace.block_bytes))
+        query, put = tier.query([b"k"], 60.0), tier.put([b"k"], [0], 60.0)
+        assert tier.wait([query, put, tier.get([b"k"], [1], 60.0)], PATIENCE_S)
+        assert all(one.op == "put" or one.status[0] == Status.FAILED for one in tier.poll())
+        assert tier.stats()["store_ok"] == 0
+    assert f"is refused: {why}" in caplog.text

@@ -35,16 +35,14 @@ from kvoffload.tiers import (
     Tier,
     open_tier,
 )
-from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote.tier import RemoteTier
-from tests.tiers.attack import new_fuse_disk
+from tests.tiers.attack import new_fuse_disk, start_clock, stop_clock
 from tests.tiers.inside import (
     ask_anew,
     doubt,
     medium_of,
     number_of,
     path_of,
-    set_clock,
     settle,
 )
 from tests.tiers.servers import (
@@ -133,11 +131,6 @@ def check(tier: Tier, region: Region, count: int, deadline_s: float = PATIENCE_S
     return done.status.tolist()
 
 
-def let_probe(tier: RemoteTier) -> None:
-    """Let the time pass that a breaker waits for."""
-    set_clock(tier, lambda: time.monotonic() + LONGEST_PAUSE_S)
-
-
 class TestDeath:
     def test_a_server_that_is_killed_is_found_again(self, world: World) -> None:
         tier, region = world.open(threads=2)
@@ -152,7 +145,7 @@ class TestDeath:
             assert run(tier, tier.get(KEYS[:8], range(64, 72))).status.min() == Status.UNAVAILABLE
         assert (tier.lookup(KEYS) == State.MISS).all(), "to an engine they are misses"
         world.start()  # empty: both servers keep everything in memory
-        let_probe(tier)
+        start_clock(tier)
         done = run(tier, tier.query(KEYS[:16], PATIENCE_S))
         assert set(done.status.tolist()) == {Status.MISS}
         assert tier.health().reads == "closed"
@@ -160,10 +153,10 @@ class TestDeath:
         assert set(check(tier, region, 16)) == {Status.OK}
         world.server.kill()
         world.start()  # empty once more, and the tier believes that all is there
-        let_probe(tier)
+        start_clock(tier)
         doubt(tier)  # as after its seconds
         assert not {Status.OK, Status.CORRUPT} & set(check(tier, region, 16))
-        let_probe(tier)
+        start_clock(tier)
         assert set(check(tier, region, 16)) == {Status.MISS}
         assert tier.close(PATIENCE_S)
 
@@ -173,7 +166,7 @@ class TestDeath:
         assert Status.OK not in check(tier, region, 4, 5.0)
         assert tier.forget() is True, "it needs no server"
         world.start()
-        let_probe(tier)
+        start_clock(tier)
         store(tier, 4)
         assert set(check(tier, region, 4)) == {Status.OK}
         assert tier.close(PATIENCE_S)
@@ -194,7 +187,7 @@ class TestHangs:
                 done = run(tier, tier.query(KEYS[:16], 0.2))
             assert set(done.status.tolist()) <= {Status.TIMEOUT, Status.UNAVAILABLE}
             assert tier.health().reads == "open", "one deadline is enough"
-        set_clock(tier, lambda: 0.0)  # the breaker stays open
+        stop_clock(tier)  # the breaker stays open
         for _ in range(100):
             done = run(tier, tier.query(KEYS[16:20], PATIENCE_S))
             assert set(done.status.tolist()) == {Status.UNAVAILABLE}, "the server is not asked"
@@ -202,7 +195,7 @@ class TestHangs:
         world.server.resume()
         settle(tier)
         assert (region.array[64 * BLOCK :] == 7).all(), "a late answer wrote to the region"
-        let_probe(tier)
+        start_clock(tier)
         assert set(check(tier, region, 16)) == {Status.OK}
         assert tier.health().reads == "closed"
         assert tier.close(PATIENCE_S)
@@ -222,28 +215,10 @@ class TestHangs:
         assert tier.stats()["staging_bytes"] == 0, "what cannot be written is given up"
         assert tier.health().writes == "open"
         world.server.resume()
-        let_probe(tier)
+        start_clock(tier)
         ask_anew(tier)
         assert not {Status.CORRUPT} & set(check(tier, region, 33))
         assert tier.close(PATIENCE_S)
-
-    def test_what_is_forgotten_while_a_server_hangs_is_forgotten(self, world: World) -> None:
-        tier, region = world.open(threads=2)
-        store(tier, 8)
-        world.server.hang()
-        assert tier.forget("new") is True, "it needs no server"
-        world.server.resume()
-        let_probe(tier)
-        assert set(check(tier, region, 8)) <= {Status.MISS}
-        settle(tier)
-        other, memory = world.open(generation="new")
-        assert set(check(other, memory, 8)) == {Status.MISS}
-        world.server.hang()
-        for one in (tier, other):
-            one.put(KEYS[:4], range(4), 0.2)
-            one.get(KEYS[:4], range(64, 68), 0.2)
-            one.close(1.0)
-        world.server.resume()
 
 
 class Proxy:
@@ -346,7 +321,7 @@ class TestRedisInTrouble:
             "the only thread is free again, and the rest drips on"
         )
         proxy.drips = False
-        let_probe(tier)
+        start_clock(tier)
         assert set(check(tier, region, 8)) == {Status.OK}
         tier.close()
 
@@ -571,14 +546,8 @@ class TestTLS:
 
 
 class TestDirectoryInTrouble:
-    @pytest.fixture
-    def opened(self, tmp_path: Path) -> Iterator[tuple[DirectoryTier, Region]]:
+    def test_files_of_strangers_are_corrupt_and_dropped(self, tmp_path: Path) -> None:
         tier, region = World(None, _open_directory(tmp_path / "kv")).open()
-        yield tier, region
-        tier.close()
-
-    def test_files_of_strangers_are_corrupt_and_dropped(self, opened) -> None:
-        tier, region = opened
         store(tier, 12)
         paths = [path_of(tier, key) for key in KEYS[:12]]
         paths[0].write_bytes(b"short")
@@ -602,6 +571,7 @@ class TestDirectoryInTrouble:
         store(tier, 12)
         tier.health(reset=True)
         assert set(check(tier, region, 12)) == {Status.OK}
+        tier.close()
 
     def test_the_sweeper_removes_what_is_old_forgotten_or_left_behind(self, tmp_path) -> None:
         tier, _ = World(None, _open_directory(tmp_path, 128 * BLOCK)).open()
@@ -654,7 +624,7 @@ class TestDirectoryInTrouble:
             os.kill(server, signal.SIGCONT)
             settle(tier)
             assert (region.array[64 * BLOCK :] == 7).all()
-            let_probe(tier)
+            start_clock(tier)
             assert set(check(tier, region, 8)) == {Status.OK}
             tier.close()
 

@@ -146,26 +146,6 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
         assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
 
 
-def test_a_handler_of_the_log_that_raises_keeps_no_slab_from_forgetting(
-    tmp_path: Path,
-    namespace: Namespace,
-    broken_log: FailingHandler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with in_slab(tmp_path, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
-        pwrite = os.pwrite
-
-        def fail(*_: object) -> int:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        monkeypatch.setattr(os, "pwrite", fail)
-        assert tier.forget("new") is False
-        monkeypatch.setattr(os, "pwrite", pwrite)
-        assert tier.forget("new") is True
-        assert broken_log.count
-
-
 def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
     tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

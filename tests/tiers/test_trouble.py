@@ -428,16 +428,6 @@ class TestLives:
             gc.collect()
         assert set(threading.enumerate()) <= before
 
-    def test_a_constructor_that_fails_leaves_nothing(self, namespace) -> None:
-        before = set(threading.enumerate())
-        with pytest.raises(ValueError, match=r"^policy must be one of"):
-            MemoryTier(8 * BLOCK, "no such policy", namespace=namespace)
-        with pytest.raises(ValueError, match="capacity_bytes must be >= 4096, got 100"):
-            MemoryTier(100, namespace=namespace)
-        with pytest.raises(ValueError, match="memory must have blocks of 4096 bytes, got 8192"):
-            MemoryTier(2**20, namespace=namespace, memory=Region.allocate(2, 8192))
-        assert set(threading.enumerate()) <= before
-
     def test_own_memory_is_used(self, namespace) -> None:
         memory = Region.allocate(16, BLOCK)
         tier = MemoryTier(2**30, namespace=namespace, memory=memory)

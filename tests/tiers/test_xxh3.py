@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import AVAILABLE, read_budget
+from tests.conftest import AVAILABLE
 
 xxhash = pytest.importorskip("xxhash")
 if "compiled" not in AVAILABLE:
@@ -18,7 +18,7 @@ from kvoffload.tiers import Region  # noqa: E402
 SEEDS = (0, 1, 2**32, 2**64 - 1)
 
 
-def check(data: bytes, value: int) -> None:
+def check(data: bytes | memoryview, value: int) -> None:
     found, expected = io.xxh3_64(data, value), xxhash.xxh3_64_intdigest(data, value)
     assert found == expected, f"{len(data)} bytes, seed {value}: {found:#x}, not {expected:#x}"
 
@@ -35,19 +35,7 @@ def test_every_length_at_every_alignment(seed: int) -> None:
     memory = memoryview(random.Random(seed).randbytes(2048))
     for start in range(1, 64):
         for length in (0, 3, 8, 16, 17, 128, 129, 240, 241, 1024, 1025, 1500):
-            check(bytes(memory[start : start + length]), start)
-            found = io.xxh3_64(memory[start : start + length], start)
-            assert found == xxhash.xxh3_64_intdigest(memory[start : start + length], start)
-
-
-@pytest.mark.thorough
-def test_random_lengths_to_64_mib(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    largest = 2**26 if read_budget() >= 1 else 2**22
-    data = rng.bytes(largest)
-    lengths = [largest, largest - 1, *np.exp2(rng.uniform(12, np.log2(largest), 30)).astype(int)]
-    for length in map(int, lengths):
-        check(data[:length], int(rng.integers(2**63)))
+            check(memory[start : start + length], start)
 
 
 def test_a_block_in_pieces_has_the_sum_of_its_bytes_joined(seed: int, tmp_path: Path) -> None:
