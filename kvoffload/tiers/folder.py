@@ -240,7 +240,8 @@ class Folder:
         Returns
         -------
         OSError or None
-            The first reason why something is left; None if nothing is.
+            The first reason why something is left; None if nothing is, except what others have
+            added meanwhile.
         """
         each()
         try:
@@ -275,7 +276,7 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            return error
+            return None if error.errno == errno.ENOTEMPTY else error
         return None
 
 
