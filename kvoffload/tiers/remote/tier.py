@@ -295,7 +295,6 @@ class SharedMedium(Medium):
     def open_pool(self, region: Region) -> Any:
         options, store = self.jobs.options, self.store
         buffers = staging_buffers(options.staging_bytes, store.block_bytes)
-        store.use(buffers)
         calls = io.CallStore(
             store,
             block_bytes=store.content_bytes,
