@@ -284,11 +284,15 @@ def test_what_is_made_is_for_its_user_alone(
 
 
 def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:
-    """What a library writes to standard error, where there is none, goes to no file of a tier."""
+    """What a library writes to standard error, where there is none, goes to no file of a tier.
+
+    Folders may have a stream's number, and are closed all the same.
+    """
     program = """
-import os, sys
+import contextlib, os, sys
 from kvoffload.testing.tiers import run
 from kvoffload.tiers import FileTier, Namespace, Region
+from kvoffload.tiers.folder import Folder
 
 for stream in range(3):
     os.close(stream)
@@ -304,6 +308,13 @@ for restored in (0, 1, 1):
     assert run(tier, tier.put([b"key"], [0], 60)).status.tolist() == [0]
     assert run(tier, tier.get([b"key"], [1], 60)).status.tolist() == [0]
     tier.close(60)
+    folder = Folder.at(sys.argv[1])
+    assert folder.fd == 0
+    del folder
+    for stream in range(3):
+        with contextlib.suppress(OSError):
+            os.fstat(stream)
+            raise SystemExit(f"descriptor {stream} was left open")
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import TierConformance
+from kvoffload.testing.tiers import TierConformance, run
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
 
 MODES = {
@@ -57,3 +57,23 @@ def test_windows_that_overlap(block_bytes: int, options: dict, tmp_path: Path) -
         done = [done for done in tier.poll() if done.op == "get"]
         assert done[0].status.tolist() == [Status.OK] * 5
         assert [region.read(block) for block in (6, 8, 10, 12, 14)] == before[:5]
+
+
+def test_new_blocks_take_the_slots_that_a_restart_left_free(tmp_path: Path) -> None:
+    """And none of a restored block, whatever the slots that had blocks before."""
+    namespace, keys = Namespace("slots", 4096), [bytes([number]) for number in range(8)]
+    region = Region.allocate(8, 4096)
+    for number in range(8):
+        region.write(number, bytes([number]) * 4096)
+    before = region.array.copy()
+    with FileTier(tmp_path, 8 * 4096, namespace=namespace) as tier:
+        tier.attach(region)
+        assert run(tier, tier.put(keys, range(8))).status.tolist() == [Status.OK] * 8
+        tier.discard(keys[:5])
+    with FileTier(tmp_path, 8 * 4096, namespace=namespace, ack="stored") as tier:
+        assert tier.num_restored == 3
+        tier.attach(region)
+        assert run(tier, tier.put(keys[:5], range(5))).status.tolist() == [Status.OK] * 5
+        region.array[:] = 0
+        assert run(tier, tier.get(keys, range(8))).status.tolist() == [Status.OK] * 8
+    assert (region.array == before).all()

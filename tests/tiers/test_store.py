@@ -1,5 +1,6 @@
 """The public seam: six methods make a tier, and mistakes in them harm nothing else."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from kvoffload.tiers import (
     TierOptions,
     read_options,
 )
-from tests.tiers.inside import ask_anew, settle
+from tests.tiers.inside import ask_anew, let_probe, settle
 
 BLOCK = 4096
 KEYS = [b"key%d" % number for number in range(8)]
@@ -189,6 +190,53 @@ def test_a_medium_that_touches_is_told_once(world: World) -> None:
         world.tier.touch(KEYS)
         settle(world.tier)
     assert told == [KEYS[::-1]]
+
+
+def test_a_late_end_does_not_open_a_breaker_that_is_closed_again(world: World) -> None:
+    """A job counts as silent once, at its deadline."""
+    answers = threading.Event()
+    fetch = world.store.fetch
+
+    def hang(run: Sequence[Block], generation: int) -> None:
+        if run[0].key == KEYS[0]:
+            assert answers.wait(PATIENCE_S)
+            raise TimeoutError
+        fetch(run, generation)
+
+    world.store.fetch = hang
+    world.store.status_of = lambda error: Status.TIMEOUT
+    tier = world.tier
+    assert run(tier, tier.get(KEYS[:1], [0], 0.05)).status[0] == Status.TIMEOUT
+    states = [tier.health().reads]
+    let_probe(tier)
+    assert run(tier, tier.get(KEYS[1:2], [1], PATIENCE_S)).status[0] == Status.OK
+    states.append(tier.health().reads)
+    answers.set()
+    settle(tier)
+    assert [*states, tier.health().reads] == ["open", "closed", "closed"]
+
+
+def test_touches_do_not_pile_up_while_a_medium_hangs(world: World) -> None:
+    """One at a time: others would take threads from stores. What was left out is told later."""
+    told: list[list[bytes]] = []
+    answers = threading.Event()
+
+    def touch(keys: Sequence[bytes], generation: int) -> None:
+        told.append(list(keys))
+        assert answers.wait(PATIENCE_S)
+
+    world.store.touch_s = 60.0
+    world.store.touch = touch
+    for key in KEYS:
+        world.tier.touch([key])
+    under_way = world.tier.stats()["unsettled_jobs"]
+    answers.set()
+    settle(world.tier)
+    assert under_way == 1
+    assert told == [KEYS[:1]]
+    world.tier.touch(KEYS[:2])
+    settle(world.tier)
+    assert told == [KEYS[:1], KEYS[1:2]]
 
 
 def test_arguments() -> None:

@@ -73,8 +73,6 @@ class Index(Medium):
     def restore(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> int:
         """Restore the blocks of slots, the last as the most recent; return how many stay."""
         output = self._index.prepare_store(keys)
-        if output is None or not keys:
-            return 0
         stored: list[bytes] = output.block_hashes_to_store
         self._index.complete_store(stored)
         slot_of = dict(zip(keys, slots.tolist(), strict=True))
