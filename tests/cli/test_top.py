@@ -71,14 +71,17 @@ TOO_MUCH = {
 
 @pytest.fixture
 def server(exported: bytes) -> Iterator[str]:
-    """Serve it; below /empty nothing of a watch, below /broken no metrics at all."""
+    """Serve it; below /empty nothing of a watch, below /broken no metrics at all, /cut a part."""
     bodies = {"/metrics": exported, "/empty": b"up 1\n", "/broken": b"\xff kvoffload_{{{ 12\n"}
+    bodies["/cut"] = exported[:-100]
     bodies |= {path: text.encode() for path, text in TOO_MUCH.items()}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = bodies.get(self.path)
             self.send_response(404 if body is None else 200)
+            if self.path == "/cut":
+                self.send_header("Content-Length", str(len(exported)))
             self.end_headers()
             self.wfile.write(body or b"")
 
@@ -227,6 +230,7 @@ def test_a_point_that_one_engine_lacks_is_not_given(exported):
     [
         ("/empty", "no metrics of a watch"),
         ("/missing", "HTTP status 404"),
+        ("/cut", "bytes read, 100 more expected"),
         ("/broken", ""),
     ],
 )
