@@ -148,8 +148,9 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError:
-            if not stat.S_ISREG(self.stat(name).st_mode):
-                return b""
+            with contextlib.suppress(FileNotFoundError):  # there may be no descriptor to find that
+                if not stat.S_ISREG(self.stat(name).st_mode):
+                    return b""
             raise
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
