@@ -209,10 +209,9 @@ class ComposedTier(Tier):
         if not len(positions):
             jobs.finish_at_once(job)
             return
-        keys = stored
         if len(positions) < len(stored):
             job.positions = positions
-            keys = [stored[position] for position in positions.tolist()]
+        keys = [stored[position] for position in positions.tolist()]  # `stored` may be the caller's
         if ids is None:
             jobs.submit(job, keys, positions, positions, timeout_s)
         else:
