@@ -85,7 +85,7 @@ def test_info_as_json(slabs: Path, command) -> None:
     assert (small["pid"], small["damaged"]) == (None, False)
     assert small["namespace"]["engine"] == "test"
     assert small["disk_bytes"] >= 48 * 4096
-    code, out, _ = command("info", small["folder"], "--json")
+    code, out, _ = command("info", f"slab:{small['folder']}", "--json")
     assert [slab["folder"] for slab in json.loads(out)["slabs"]] == [small["folder"]]
 
 
@@ -129,7 +129,7 @@ def test_info_of_a_directory(tmp_path: Path, command) -> None:
 
 
 def test_verify(slabs: Path, command) -> None:
-    code, out, err = command("verify", slabs)
+    code, out, err = command("verify", f"slab:{slabs}")
     assert (code, err) == (0, "")
     assert [line.split()[1:] for line in out.splitlines()[4:]] == [["12", "0"]] * 2
     slab = slabs / SMALL.fingerprint.hex()
