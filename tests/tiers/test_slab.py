@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvoffload.testing.tiers import TierConformance, run
-from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
+from kvoffload.tiers import FileTier, Namespace, Region, State, Status, Tier
+from tests.tiers.inside import settle
 
 MODES = {
     "direct": {},
@@ -77,3 +78,20 @@ def test_new_blocks_take_the_slots_that_a_restart_left_free(tmp_path: Path) -> N
         region.array[:] = 0
         assert run(tier, tier.get(keys, range(8))).status.tolist() == [Status.OK] * 8
     assert (region.array == before).all()
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=list(MODES))
+def test_what_is_discarded_while_it_is_stored_is_gone_after_a_restart(
+    options: dict, tmp_path: Path, namespace: Namespace
+) -> None:
+    """Also if a `forget` came before the end of the put, and the generation comes back."""
+    with FileTier(tmp_path, 8 * 4096, namespace=namespace, **options) as tier:
+        tier.attach(Region.allocate(8, 4096))
+        job = tier.put([b"gone", b"kept"], [0, 1])
+        tier.discard([b"gone"])
+        for generation in ("two", "three", ""):
+            assert tier.forget(generation)
+        run(tier, job)
+        settle(tier)
+    with FileTier(tmp_path, 8 * 4096, namespace=namespace) as tier:
+        assert tier.lookup([b"gone", b"kept"]).tolist() == [State.MISS, State.HIT]
