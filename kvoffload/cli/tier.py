@@ -47,7 +47,7 @@ def info(path: str, *, as_json: bool) -> None:
         _show_directory(path, as_json=as_json)
         return
     with _slabs() as slab:
-        found = slab.find_slabs(path)
+        found = slab.find_slabs(path.removeprefix("slab:"))
     if as_json:
         print_json({"path": path, "slabs": [_as_object(slab) for slab in found]})
         return
@@ -96,7 +96,7 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     if path.startswith("dir:"):
         raise click.UsageError(f"PATH must be a folder of slabs, got {describe(path)}")
     with _slabs() as slab:
-        found = slab.find_slabs(path)
+        found = slab.find_slabs(path.removeprefix("slab:"))
         verdicts = list(_verdicts(slab, found))
     if as_json:
         rows = [

@@ -202,6 +202,8 @@ def _scraped(url: str) -> bytes:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
             if time.monotonic() > deadline:
                 raise TimeoutError(_LATE.format(TIMEOUT))
+        if answer.length:
+            raise http.client.IncompleteRead(bytes(body), answer.length)
     return bytes(body)
 
 

@@ -199,6 +199,21 @@ def run(tier: Tier, job: int) -> Done:
     return ends[0]
 
 
+def run_with_lists_reused(
+    tier: Tier,
+    begin: Callable[..., int],
+    keys: list[bytes],
+    *ids: npt.NDArray[np.int64],
+) -> None:
+    """Run a job whose arguments the caller uses for something else as soon as it has begun."""
+    given, into = keys.copy(), [each.copy() for each in ids]
+    job = begin(given, *into, PATIENCE_S)
+    given[0] = b"another"
+    for each in into:
+        each[:] = 0
+    equal(run(tier, job).status.tolist(), [Status.OK] * len(keys), "statuses")
+
+
 def calls_of(tier: Tier, region: Region) -> dict[str, Callable[[], object]]:
     """Return one call of each method that a closed tier, or one of another process, refuses."""
     return {
@@ -377,14 +392,15 @@ class TierConformance(ABC):
             ids = np.array([40, 3, 17, 63, 0, 5, 4, 41])
             for key, block_id in zip(keys, ids.tolist(), strict=True):
                 region.write(block_id, self.data(key))
-            run(tier, tier.put(keys, ids, PATIENCE_S))
+            run_with_lists_reused(tier, tier.put, keys, ids)
             self.settle(tier)
             region.array[:] = 0
-            into = [9, 8, 7, 62, 50, 51, 1, 2]
-            run(tier, tier.get(keys, into, PATIENCE_S))
-            for key, block_id in zip(keys, into, strict=True):
+            into = np.array([9, 8, 7, 62, 50, 51, 1, 2])
+            run_with_lists_reused(tier, tier.query, keys)
+            run_with_lists_reused(tier, tier.get, keys, into)
+            for key, block_id in zip(keys, into.tolist(), strict=True):
                 require(region.read(block_id) == self.data(key), f"{key!r} is not in {block_id}")
-            for block_id in set(range(region.num_blocks)).difference(into):
+            for block_id in set(range(region.num_blocks)).difference(into.tolist()):
                 require(not any(region.read(block_id)), f"block {block_id} must not change")
 
     def test_what_is_present_is_not_written_again(self) -> None:

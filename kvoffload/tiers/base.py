@@ -210,7 +210,8 @@ class Tier(Closing, ABC):
     `query`, `put` and `get` submit a **job** and return its number at once. `poll` returns the jobs
     that ended since the last call. One caller at a time, in any thread.
 
-    All arguments are checked first: a wrong one raises, and nothing has changed.
+    All arguments are checked first: a wrong one raises, and nothing has changed. Lists and arrays
+    are copied: the caller may change them afterwards.
     **An error of the medium is a status, never an exception.**
 
     **Ownership.** From its submission to its `Done`, a job owns the blocks `ids` of the region: the

@@ -48,6 +48,8 @@ def delete_blocks(url: str, generation: str | None = None) -> Deleted:
     keeping = [kind for kind in BUILT_IN if kind != "memory"]
     if kind not in keeping:
         raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
+    if not place:  # such as that of an unset variable, which would be the present folder
+        raise ValueError(f"url must name a place, as slab:/nvme/kv, got {describe(url)}")
     number = None if generation is None else Generation.of(generation).number
     delete: Callable[..., Iterator[Deleted]] = import_module(BUILT_IN[kind].module).delete_blocks
     parts = list(delete(f"{kind}:{place}", options, number))

@@ -148,8 +148,9 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError:
-            if not stat.S_ISREG(self.stat(name).st_mode):
-                return b""
+            with contextlib.suppress(FileNotFoundError):  # there may be no descriptor to find that
+                if not stat.S_ISREG(self.stat(name).st_mode):
+                    return b""
             raise
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -240,7 +241,8 @@ class Folder:
         Returns
         -------
         OSError or None
-            The first reason why something is left; None if nothing is.
+            The first reason why something is left; None if nothing is, except what others have
+            added meanwhile.
         """
         each()
         try:
@@ -275,7 +277,7 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            return error
+            return None if error.errno == errno.ENOTEMPTY else error
         return None
 
 

@@ -10,6 +10,7 @@ all do.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -97,11 +98,15 @@ class GenerationSource:
     def _read(self, path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-        try:
-            return Generation.of(data.decode().strip()).name
-        except ValueError as error:  # also of the decoding
-            rule = f"at most {MAX_CHARACTERS} printable characters"
-            raise ValueError(f"generation_file must have one line of {rule}: {path}") from error
+        name = ""
+        with contextlib.suppress(ValueError):  # also of the decoding
+            name = Generation.of(data.decode().strip()).name
+        if not name:  # empty is a file that is being written: it does not ask for the name ""
+            raise ValueError(
+                f"generation_file must have one line of 1 to {MAX_CHARACTERS} printable "
+                f"characters: {path}"
+            )
+        return name
 
     def after_reset(self) -> str:
         """Return the generation after a reset: the file's, otherwise a random one.

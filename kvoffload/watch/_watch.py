@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvoffload._checks import as_batch, check_int, check_number
+from kvoffload._checks import as_batch, check_instance, check_int, check_number
 from kvoffload._implementation import require_compiled
 from kvoffload._sampling import secrets_from
 from kvoffload.errors import describe
@@ -121,7 +121,7 @@ class Watch:
         if secret is not None and (type(secret) is not bytes or len(secret) != 64):
             raise ValueError(f"secret must be 64 bytes, got {describe(secret)}")
         self._secret = secret
-        self._clock = clock
+        self._clock = check_instance("clock", clock, Callable | None, "a function or None")
         self._manager: Callable[[], Any] = lambda: None
         self._core: Any = None  # until a manager joins
         self._planned: Shadows

@@ -90,13 +90,16 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
 @pytest.fixture
 def server(exported: bytes) -> Iterator[str]:
-    """Serve it; below /empty nothing of a watch, below /broken no metrics at all."""
+    """Serve it; below /empty nothing of a watch, below /broken no metrics at all, /cut a part."""
     bodies = {"/metrics": exported, "/empty": b"up 1\n", "/broken": b"\xff kvoffload_{{{ 12\n"}
+    bodies["/cut"] = exported[:-100]
     bodies |= {path: text.encode() for path, text in TOO_MUCH.items()}
 
     def answer(client: BaseHTTPRequestHandler) -> None:
         body = bodies.get(client.path)
         client.send_response(404 if body is None else 200)
+        if client.path == "/cut":
+            client.send_header("Content-Length", str(len(exported)))
         client.end_headers()
         client.wfile.write(body or b"")
 
@@ -238,6 +241,7 @@ def test_a_point_that_one_engine_lacks_is_not_given(exported):
     [
         ("/empty", "no metrics of a watch"),
         ("/missing", "HTTP status 404"),
+        ("/cut", "bytes read, 100 more expected"),
         ("/broken", ""),
     ],
 )

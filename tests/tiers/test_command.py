@@ -85,7 +85,7 @@ def test_info_as_json(slabs: Path, command) -> None:
     assert (small["pid"], small["damaged"]) == (None, False)
     assert small["namespace"]["engine"] == "test"
     assert small["disk_bytes"] >= 48 * 4096
-    code, out, _ = command("info", small["folder"], "--json")
+    code, out, _ = command("info", f"slab:{small['folder']}", "--json")
     assert [slab["folder"] for slab in json.loads(out)["slabs"]] == [small["folder"]]
 
 
@@ -129,7 +129,7 @@ def test_info_of_a_directory(tmp_path: Path, command) -> None:
 
 
 def test_verify(slabs: Path, command) -> None:
-    code, out, err = command("verify", slabs)
+    code, out, err = command("verify", f"slab:{slabs}")
     assert (code, err) == (0, "")
     assert [line.split()[1:] for line in out.splitlines()[4:]] == [["12", "0"]] * 2
     slab = slabs / SMALL.fingerprint.hex()
@@ -198,7 +198,8 @@ def test_delete(slabs: Path, command) -> None:
 REDIS_SAYS = "redis://127.0.0.1:1: ConnectionError" if find_spec("redis") else "kvoffload[redis]"
 
 
-def test_what_cannot_be_deleted_is_one_line(slabs: Path, command) -> None:
+def test_what_cannot_be_deleted_is_one_line(slabs: Path, command, monkeypatch) -> None:
+    monkeypatch.chdir(slabs)
     for options in ((), ("--all", "--generation", "a")):
         code, _, err = command("delete", slabs, *options)
         assert code == 2
@@ -210,6 +211,9 @@ def test_what_cannot_be_deleted_is_one_line(slabs: Path, command) -> None:
         ("./a:b?c=d", "URL must be a folder without ?"),
         ("./a:b", "a:b: No such file or directory"),
         ("memory:", "url must start with one of az, dir, gs, redis"),
+        ("", "url must name a place, as slab:/nvme/kv, got 'slab:'"),
+        ("slab:", "url must name a place, as slab:/nvme/kv, got 'slab:'"),
+        ("dir:?capacity=1GB", "url must name a place"),
         ("redis://u:secret@127.0.0.1:1", REDIS_SAYS),
         ("dir:/nowhere", "/nowhere: No such file or directory"),
     ):
@@ -218,6 +222,46 @@ def test_what_cannot_be_deleted_is_one_line(slabs: Path, command) -> None:
         assert said in err
         assert "secret" not in err
         assert err.count("\n") <= 4
+    assert len(find_slabs(slabs)) == 2
+
+
+def test_delete_blocks_whose_table_is_gone(slabs: Path, command) -> None:
+    """As after a deletion that was killed, or a `forget` that the disk has refused."""
+    slab, other = (slabs / each.fingerprint.hex() for each in (SMALL, LARGE))
+    for each in (slab, other):
+        (each / "slots.tbl").unlink()
+    (found,) = json.loads(command("info", slab, "--json")[1])["slabs"]
+    assert (found["damaged"], found["blocks"]) == (True, 0)
+    assert command("verify", slab)[0] == 1
+    assert command("delete", slab, "--all", "--yes")[0] == 0
+    assert list(slabs.iterdir()) == [other]
+    (slabs / "blocks.dat").touch()  # a stranger's
+    assert command("delete", slabs, "--all", "--yes")[0] == 0
+    assert command("delete", slabs, "--all", "--yes")[0] == 1
+    assert list(slabs.iterdir()) == [slabs / "blocks.dat"]
+
+
+def test_delete_a_directory_that_an_engine_uses(tmp_path: Path, command, monkeypatch) -> None:
+    """What an engine stores meanwhile stays, and the rest is deleted."""
+
+    def rmdir(path: str, *, dir_fd: int) -> None:
+        if "late" not in path and not late:
+            late.append(path)
+            os.mkdir(f"{path}/late", dir_fd=dir_fd)
+        remove(path, dir_fd=dir_fd)
+
+    late: list[str] = []
+    remove = os.rmdir
+    with DirectoryTier(tmp_path, 2**24, namespace=SMALL, ack="stored") as tier:
+        tier.attach(Region.allocate(8, 4096))
+        for generation in ("", "step 5"):
+            tier.forget(generation)
+            run_job(tier, tier.put([b"1", b"2"], [0, 1]))
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    code, out, err = command("delete", f"dir:{tmp_path}", "--all", "--yes")
+    assert (code, out, err) == (0, "", "note: 4 blocks deleted, 32 KiB\n")
+    assert late
+    assert list(tmp_path.rglob("*.kv")) == []
 
 
 def test_a_slab_in_use(slabs: Path, command) -> None:

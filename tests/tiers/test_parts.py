@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import json
+import math
 import os
 from hashlib import blake2b
 from pathlib import Path
@@ -563,6 +564,8 @@ class TestArguments:
         Path("folder").mkdir()
         with pytest.raises(TierError, match=r"^file/[0-9a-f]{32}: Not a directory$"):
             FileTier("file", 8192, namespace=self.NAMESPACE)
+        with pytest.raises(TierError, match=r"^x+/[0-9a-f]{32}: File name too long$"):
+            FileTier("x" * 300, 8192, namespace=self.NAMESPACE)
         slab = Path("folder", self.NAMESPACE.fingerprint.hex())
         FileTier("folder", 8192, namespace=self.NAMESPACE).close()
         (slab / "blocks.dat").unlink()
@@ -584,8 +587,21 @@ class TestArguments:
                 tier.get([b"1", b"2", b"3"], [5, 1, 5])
             with pytest.raises(TypeError, match=r"^reset must be True or False, got 'no'$"):
                 tier.health(reset="no")
-            with pytest.raises(TypeError, match=r"^jobs must be a collection of jobs, got 3$"):
-                tier.wait(3, 1)
+            for jobs in (3, iter([1])):  # one pass over an iterator would end the wait
+                with pytest.raises(TypeError, match=r"^jobs must be a collection of jobs, got "):
+                    tier.wait(jobs, 1)
+
+    def test_seconds_of_any_size(self) -> None:
+        with MemoryTier(8192, namespace=self.NAMESPACE) as tier:
+            tier.attach(Region.allocate(8, 4096))
+            run(tier, tier.put([b"1"], [0], deadline_s=10**400))
+            for wrong in (-(10**400), -math.inf, math.nan):
+                with pytest.raises(ValueError, match=r"^deadline_s must be > 0, got "):
+                    tier.put([b"2"], [1], deadline_s=wrong)
+                with pytest.raises(ValueError, match=r"^timeout_s must be >= 0, got "):
+                    tier.wait([], wrong)
+            assert tier.wait([], 10**400)
+            assert tier.close(10**400)
 
     @pytest.mark.parametrize(
         ("call", "message"),

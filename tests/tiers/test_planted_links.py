@@ -361,6 +361,29 @@ def test_more_files_than_can_be_listed_are_removed_over_several_sweeps(
         assert get(tier, region, 1) == [Status.OK], "it was the youngest"
 
 
+def test_every_block_that_a_sweep_removes_is_reported(tmp_path: Path) -> None:
+    with opened(tmp_path, 4, enable_events=True) as (tier, _):
+        put(tier, 32)
+        assert tier.sweep() == 28
+        tier.poll()
+        left = [key for event in tier.take_events() if event.removed for key in event.keys]
+        assert len(set(left)) == len(left) == tier.stats()["removed_evicted"] == 28
+
+
+def test_only_what_a_dead_writer_left_long_ago_is_removed(tmp_path: Path) -> None:
+    with opened(tmp_path, 4) as (tier, _):
+        put(tier, 1)
+        folders = [tier.folder, path_of(tier, KEYS[0]).parent]
+        for folder in folders:
+            for seconds in (3500, 3700):
+                left = folder / f"{seconds}.tmp"
+                left.touch()
+                age(left, seconds)
+        assert tier.sweep() == 0
+        for folder in folders:
+            assert [path.name for path in folder.glob("*.tmp")] == ["3500.tmp"]
+
+
 def test_trees_are_removed_as_far_as_they_are_nested(tmp_path: Path, victim: Victim) -> None:
     folder = Folder.at(tmp_path)
     (tmp_path / "tree" / "a").mkdir(parents=True)
@@ -524,6 +547,22 @@ class TestLease:
         assert Lease.take(folder, "lock") is not None
         again.give_up()
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+    def test_it_is_renewed_long_before_another_takes_it(self, tmp_path: Path) -> None:
+        folder, lock = Folder.at(tmp_path), tmp_path / "lock"
+        lease = Lease.take(folder, "lock")
+        assert lease is not None
+        for seconds, is_renewed in ((8, False), (12, True)):
+            age(lock, 55)
+            lease._renewed_at = time.monotonic() - seconds
+            assert lease.renew()
+            assert (time.time() - lock.stat().st_mtime < 50) == is_renewed
+        age(lock, 55)
+        assert Lease.take(folder, "lock") is None
+        age(lock, 65)
+        assert Lease.take(folder, "lock") is not None
+        assert lease.is_mine() is False
+        lease.give_up()
 
     def test_it_ends_with_its_process(self, tmp_path: Path) -> None:
         folder = Folder.at(tmp_path)

@@ -19,7 +19,16 @@ from pathlib import Path
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
-from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, Status, Tier
+from kvoffload.tiers import (
+    DirectoryTier,
+    FileTier,
+    Namespace,
+    Region,
+    State,
+    Status,
+    Tier,
+    TierError,
+)
 from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
@@ -264,11 +273,15 @@ def test_what_is_made_is_for_its_user_alone(
 
 
 def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:
-    """What a library writes to standard error, where there is none, goes to no file of a tier."""
+    """What a library writes to standard error, where there is none, goes to no file of a tier.
+
+    Folders may have a stream's number, and are closed all the same.
+    """
     program = """
-import os, sys
+import contextlib, os, sys
 from kvoffload.testing.tiers import run
 from kvoffload.tiers import FileTier, Namespace, Region
+from kvoffload.tiers.folder import Folder
 
 for stream in range(3):
     os.close(stream)
@@ -284,8 +297,34 @@ for restored in (0, 1, 1):
     assert run(tier, tier.put([b"key"], [0], 60)).status.tolist() == [0]
     assert run(tier, tier.get([b"key"], [1], 60)).status.tolist() == [0]
     tier.close(60)
+    folder = Folder.at(sys.argv[1])
+    assert folder.fd == 0
+    del folder
+    for stream in range(3):
+        with contextlib.suppress(OSError):
+            os.fstat(stream)
+            raise SystemExit(f"descriptor {stream} was left open")
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+def test_a_process_without_descriptors_is_told_so(
+    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that a file is missing, which would be a miss."""
+
+    def refuse(path: str | Path, *arguments: int, **options: int) -> int:
+        if str(path).startswith("namespace.json"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(path, *arguments, **options)
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(TierError, match=r"namespace.json: Too many open files$"):
+        in_slab(tmp_path, namespace)
+    with in_directory(tmp_path, namespace) as tier:
+        tier.attach(Region.allocate(1, BLOCK))
+        assert run(tier, tier.get(KEYS[:1], [0])).status.tolist() == [Status.FAILED]
 
 
 def test_a_folder_is_closed_with_the_last_reference_to_it(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The public seam: six methods make a tier, and mistakes in them harm nothing else."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from kvoffload.tiers import (
     TierOptions,
     read_options,
 )
-from tests.tiers.inside import ask_anew, settle
+from tests.tiers.inside import ask_anew, let_probe, settle, wait_until
 
 BLOCK = 4096
 KEYS = [b"key%d" % number for number in range(8)]
@@ -189,6 +190,96 @@ def test_a_medium_that_touches_is_told_once(world: World) -> None:
         world.tier.touch(KEYS)
         settle(world.tier)
     assert told == [KEYS[::-1]]
+
+
+def test_what_is_discarded_in_two_generations_comes_back_in_none(world: World) -> None:
+    """Also if the medium does not answer in between, and a block of one is hidden in no other."""
+    tier, drop = world.tier, world.store.drop
+
+    def is_there(generation: str) -> bool:
+        tier.forget(generation)
+        return run(tier, tier.query(KEYS[:1], PATIENCE_S)).status[0] == Status.OK
+
+    tier.forget("two")
+    run(tier, tier.put(KEYS[:1], [0], PATIENCE_S))
+    settle(tier)
+    world.store.drop = refuse
+    tier.forget("")
+    tier.discard(KEYS[:1])
+    settle(tier)
+    assert [is_there(""), is_there("two")] == [False, True]
+    tier.discard(KEYS[:1])
+    settle(tier)
+    world.store.drop = drop
+    wait_until(lambda: tier.poll() is not None and len(world.store.values) == len(KEYS))
+    assert [is_there(""), is_there("two")] == [False, False]
+
+
+def test_a_block_that_is_discarded_and_stored_over_a_forget_is_removed(world: World) -> None:
+    answers = threading.Event()
+    tier, store = world.tier, world.store.store
+
+    def hang(run: Sequence[Block], generation: int) -> None:
+        assert answers.wait(PATIENCE_S)
+        store(run, generation)
+
+    world.store.store = hang
+    tier.put([b"new", b"other"], [0, 1], PATIENCE_S)
+    tier.discard([b"new"])
+    for generation in ("two", "three"):
+        tier.forget(generation)
+    answers.set()
+    settle(tier)
+    tier.forget("")
+    done = run(tier, tier.query([b"new", b"other"], PATIENCE_S))
+    assert done.status.tolist() == [Status.MISS, Status.OK]
+
+
+def test_a_late_end_does_not_open_a_breaker_that_is_closed_again(world: World) -> None:
+    """A job counts as silent once, at its deadline."""
+    answers = threading.Event()
+    fetch = world.store.fetch
+
+    def hang(run: Sequence[Block], generation: int) -> None:
+        if run[0].key == KEYS[0]:
+            assert answers.wait(PATIENCE_S)
+            raise TimeoutError
+        fetch(run, generation)
+
+    world.store.fetch = hang
+    world.store.status_of = lambda error: Status.TIMEOUT
+    tier = world.tier
+    assert run(tier, tier.get(KEYS[:1], [0], 0.05)).status[0] == Status.TIMEOUT
+    states = [tier.health().reads]
+    let_probe(tier)
+    assert run(tier, tier.get(KEYS[1:2], [1], PATIENCE_S)).status[0] == Status.OK
+    states.append(tier.health().reads)
+    answers.set()
+    settle(tier)
+    assert [*states, tier.health().reads] == ["open", "closed", "closed"]
+
+
+def test_touches_do_not_pile_up_while_a_medium_hangs(world: World) -> None:
+    """One at a time: others would take threads from stores. What was left out is told later."""
+    told: list[list[bytes]] = []
+    answers = threading.Event()
+
+    def touch(keys: Sequence[bytes], generation: int) -> None:
+        told.append(list(keys))
+        assert answers.wait(PATIENCE_S)
+
+    world.store.touch_s = 60.0
+    world.store.touch = touch
+    for key in KEYS:
+        world.tier.touch([key])
+    under_way = world.tier.stats()["unsettled_jobs"]
+    answers.set()
+    settle(world.tier)
+    assert under_way == 1
+    assert told == [KEYS[:1]]
+    world.tier.touch(KEYS[:2])
+    settle(world.tier)
+    assert told == [KEYS[:1], KEYS[1:2]]
 
 
 def test_arguments() -> None:

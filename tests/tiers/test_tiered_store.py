@@ -576,6 +576,12 @@ class TestRequests:
             request.finish(hints=Hints(ends=True))
             assert manager.policy.num_released == 0
 
+    def test_a_released_block_leaves_host_memory_first(self) -> None:
+        engine = make([memory()])
+        engine.compute_all(KEYS[:HOST])
+        engine.store.release(KEYS[3:4])
+        assert engine.compute(KEYS[HOST : HOST + 1]) == [KEYS[3]]
+
     def test_an_end_told_at_the_begin_keeps_nothing_from_being_stored(self) -> None:
         engine = make([memory()])
         engine.compute_all(KEYS[:HOST])

@@ -567,6 +567,8 @@ def test_replicas_have_slabs_of_their_own(tmp_path):
     ):
         assert tier.tier.folder.parent.name == "replica3"
         tier.shutdown()
+    with pytest.raises(ValueError, match="a slab must have a folder"):  # and not /replica3
+        KVOffloadTier(spec, view, "t", url=f"slab:?capacity={size}")
 
 
 # -- configuration -------------------------------------------------------------------------------

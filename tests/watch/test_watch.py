@@ -706,6 +706,7 @@ def test_a_watch_without_a_manager_says_so():
         ({"window": 0}, r"window must be in \(0, 1e\+09\], got 0"),
         ({"deadline": "x"}, "deadline must be a number"),
         ({"secret": b"short"}, "secret must be 64 bytes"),
+        ({"clock": 5}, "clock must be a function or None, got 5"),
     ],
 )
 def test_bad_arguments(options, message):

@@ -533,9 +533,12 @@ def _definition(metric: Metric) -> vllm.OffloadingMetricMetadata:
 
 
 def _replica_folder(folder: str, offloading_spec: Any) -> str:
-    """Return the folder of one data-parallel replica, since two cannot share a slab."""
+    """Return the folder of one data-parallel replica, since two cannot share a slab.
+
+    An empty one stays so, and is refused by the tier.
+    """
     parallel = offloading_spec.config.parallel
-    if parallel.data_parallel_size > 1:
+    if folder and parallel.data_parallel_size > 1:
         return f"{folder.rstrip('/')}/replica{parallel.data_parallel_index}"
     return folder
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import time
 import weakref
@@ -210,10 +209,9 @@ class ComposedTier(Tier):
         if not len(positions):
             jobs.finish_at_once(job)
             return
-        keys = stored
         if len(positions) < len(stored):
             job.positions = positions
-            keys = [stored[position] for position in positions.tolist()]
+        keys = [stored[position] for position in positions.tolist()]  # `stored` may be the caller's
         if ids is None:
             jobs.submit(job, keys, positions, positions, timeout_s)
         else:
@@ -300,7 +298,7 @@ class ComposedTier(Tier):
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         timeout_s = check_timeout(timeout_s)
-        check_instance("jobs", jobs, Iterable, "a collection of jobs")
+        check_instance("jobs", jobs, Collection, "a collection of jobs")
         return self._wait_until(lambda: self._jobs.have_ended(jobs), timeout_s)
 
     # -- keys --------------------------------------------------------------------------------
@@ -500,10 +498,11 @@ def check_timeout(timeout_s: float) -> float:
 def _seconds(name: str, value: Any, *, at_least_zero: bool) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
         raise TypeError(f"{name} must be a number of seconds, got {describe(value)}")
-    bound = ">= 0" if at_least_zero else "> 0"
-    if math.isnan(value) or value < 0 or (value == 0 and not at_least_zero):
+    seconds = float(max(-1, min(value, LONGEST_DEADLINE_S)))  # -1 for nan, too
+    if seconds < 0 or (seconds == 0 and not at_least_zero):
+        bound = ">= 0" if at_least_zero else "> 0"
         raise ValueError(f"{name} must be {bound}, got {describe(value)}")
-    return min(float(value), LONGEST_DEADLINE_S)
+    return seconds
 
 
 # -- the end of the process, and forked children -------------------------------------------------

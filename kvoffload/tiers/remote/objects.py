@@ -39,7 +39,7 @@ from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
-from kvoffload.tiers.region import Region, num_buffers
+from kvoffload.tiers.region import num_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from . import _objects_worker as worker
@@ -86,7 +86,7 @@ class ObjectStore(RemoteStore):
     def _path(self, key: bytes, generation: int) -> str:
         return f"{self._folder}/{generation:016x}/{xxh3_64(key) & 0xFF:02x}/{key.hex()}"
 
-    def use(self, memory: Region) -> None:  # noqa: ARG002
+    def start(self) -> None:
         """Start the client, so that the first request need not wait for it."""
         with contextlib.suppress(OSError):
             self._client.start()

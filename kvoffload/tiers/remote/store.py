@@ -25,7 +25,6 @@ from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Bl
 from kvoffload.tiers.generation import NUMBER_BYTES
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
-from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES
 
 LEAST_S = 0.005
@@ -153,9 +152,6 @@ class RemoteStore(Closing, ABC):
 
     def abandon(self) -> None:
         """Release the parent's resources in a forked child."""
-
-    def use(self, memory: Region) -> None:
-        """Register the buffers of values, if the client needs that."""
 
     def close(self) -> None:
         """Close connections."""

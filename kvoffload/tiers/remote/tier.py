@@ -5,10 +5,10 @@ it. The last observation of a key is a *verdict*, valid for some time: for `HIT_
 present, for `MISS_S` if it was absent. Keys without a verdict need a query to the medium.
 
 Invariants
-    A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
-    it is unfinished: such keys are MISS without I/O. Writes wait for chores, so that a block that
-    is dropped and stored again stays. Verdicts are of the present generation: another one clears
-    them.
+    A key is in `_storing` from a put to its settling, and a block is in `_dropping` while a chore
+    that removes it is unfinished: such keys are MISS without I/O. Writes wait for chores, so that a
+    block that is dropped and stored again stays. Verdicts are of the present generation: another
+    one clears them.
 Cost
     `SharedMedium.known` is one lookup in a dict.
 """
@@ -115,8 +115,11 @@ class SharedMedium(Medium):
         self.verdicts = Verdicts()
         self._touched = Verdicts()
         self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
-        self._dropping: set[bytes] = set()  # keys of queued chores that remove
-        self._undropped: dict[bytes, int] = {}  # keys that no chore removes yet: generations
+        # By put from before a forget: the keys that were dropped meanwhile.
+        self._unwanted: dict[int, list[bytes]] = {}
+        # Blocks to remove, by generation and key: those of queued chores, and the others.
+        self._dropping: set[tuple[int, bytes]] = set()
+        self._undropped: dict[tuple[int, bytes], None] = {}
         self._drops_failed_at = 0.0
         self._is_touching = False  # a chore that touches is unfinished
         self._is_closed = False
@@ -124,6 +127,10 @@ class SharedMedium(Medium):
     # -- forgetting --------------------------------------------------------------------------
 
     def forget(self) -> None:
+        unwanted = {key for key, is_wanted in self._storing.items() if not is_wanted}
+        for job in self.jobs.unsettled.values():
+            if job.op == "put":
+                self._unwanted.setdefault(job.job, [key for key in job.keys if key in unwanted])
         self._storing.clear()  # the puts under way are another generation's
         self.verdicts.clear()
         self._touched.clear()
@@ -137,7 +144,8 @@ class SharedMedium(Medium):
         return self.verdicts.state(key)
 
     def _is_hidden(self, key: bytes) -> bool:
-        return key in self._dropping or key in self._undropped
+        block = self.jobs.generation.number, key
+        return block in self._dropping or block in self._undropped
 
     # -- put and get -------------------------------------------------------------------------
 
@@ -157,7 +165,7 @@ class SharedMedium(Medium):
         taken = keys[:room]
         self._storing.update(dict.fromkeys(taken, True))
         for key in taken:
-            self._undropped.pop(key, None)
+            self._undropped.pop((self.jobs.generation.number, key), None)
         return taken, np.arange(len(taken))
 
     def readable(self, keys: list[bytes]) -> list[bool]:
@@ -171,6 +179,7 @@ class SharedMedium(Medium):
 
     def settle(self, job: Job, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         if self.jobs.is_stale(job):
+            self._remove(self._unwanted.pop(job.job, []), generation=job.generation.number)
             return
         keys = job.keys
         if job.op == "put":
@@ -211,28 +220,31 @@ class SharedMedium(Medium):
         self.verdicts.absent(keys)
         if reason is not None:
             self.jobs.events.removed(keys, reason)
-        # A chore may have removed its keys already, and others may have stored them since.
-        new = [key for key in keys if key not in self._dropping]
+        generation = self.jobs.generation.number if generation is None else generation
+        blocks = [(generation, key) for key in keys]
+        # A chore may have removed its blocks already, and others may have stored them since.
+        new = [block for block in blocks if block not in self._dropping]
         room = 0 if self.jobs.pool is None else max(0, MAX_VERDICTS - len(self._dropping))
         now = new[:room]
-        generation = self.jobs.generation.number if generation is None else generation
-        later = [*new[room:], *(key for key in keys if key in self._dropping)]
-        self._remove_later(later, generation)
+        self._remove_later([*new[room:], *(block for block in blocks if block in self._dropping)])
         for start in range(0, len(now), KEYS_PER_CHORE):
             part = now[start : start + KEYS_PER_CHORE]
             self._dropping.update(part)
-            done = partial(self._dropped, part, generation)
-            self.jobs.chore(done, DROP, pack_keys(generation, part))
+            done = partial(self._dropped, part)
+            self.jobs.chore(done, DROP, pack_keys(generation, [key for _, key in part]))
 
-    def _dropped(self, keys: list[bytes], generation: int, status: int) -> None:
-        self._dropping.difference_update(keys)
+    def _dropped(self, blocks: list[tuple[int, bytes]], status: int) -> None:
+        self._dropping.difference_update(blocks)
         if status != Status.OK:
             self._drops_failed_at = time.monotonic()
-            self._remove_later((key for key in keys if key not in self._storing), generation)
+            present, storing = self.jobs.generation.number, self._storing
+            self._remove_later(
+                block for block in blocks if block[0] != present or block[1] not in storing
+            )
 
-    def _remove_later(self, keys: Iterable[bytes], generation: int) -> None:
+    def _remove_later(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """Hide blocks until a chore removes them; if there are too many, forget everything."""
-        self._undropped.update(dict.fromkeys(keys, generation))
+        self._undropped.update(dict.fromkeys(blocks))
         if len(self._undropped) <= MAX_VERDICTS:
             return
         self.store.say(f"has more than {MAX_VERDICTS} blocks to remove: everything is forgotten")
@@ -283,8 +295,8 @@ class SharedMedium(Medium):
         ):
             undropped, self._undropped = self._undropped, {}
             self._drops_failed_at = time.monotonic()
-            for generation in set(undropped.values()):
-                keys = [key for key, number in undropped.items() if number == generation]
+            for generation in {number for number, _ in undropped}:
+                keys = [key for number, key in undropped if number == generation]
                 self._remove(keys, generation=generation)
 
     def sizes(self) -> dict[str, int]:
@@ -295,7 +307,6 @@ class SharedMedium(Medium):
     def open_pool(self, region: Region) -> Any:
         options, store = self.jobs.options, self.store
         buffers = staging_buffers(options.staging_bytes, store.block_bytes)
-        store.use(buffers)
         calls = io.CallStore(
             store,
             block_bytes=store.content_bytes,

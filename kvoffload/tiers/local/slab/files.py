@@ -402,9 +402,9 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
     with contextlib.suppress(OSError):
         held = 512 * (folder / BLOCKS).lstat().st_blocks
     existing = folder
-    while not existing.exists() and existing.parent != existing:
-        existing = existing.parent
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # opening it gives the reason
+        while not existing.exists() and existing.parent != existing:
+            existing = existing.parent
         system = os.statvfs(existing)
         if wanted - held > system.f_bfree * system.f_frsize:
             raise _no_space(folder, wanted)

@@ -87,18 +87,29 @@ def find_slabs(path: str | Path) -> list[SlabFolder]:
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if (path / TABLE).is_symlink() or (path / TABLE).exists():
+    if _is_slab(path):
         return [_look(path.resolve() if path.is_symlink() else path)]
     with os.scandir(path) as entries:
-        names = sorted(entry.name for entry in entries if _may_be_slab(entry))
+        folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    names = sorted(
+        entry.name
+        for entry in folders
+        if is_hex(entry.name, FINGERPRINT_BYTES) and _is_slab(Path(entry.path))
+    )
     if not names:
         raise TierError(f"{path}: no slab is here")
     return [_look(path / name) for name in names]
 
 
-def _may_be_slab(entry: os.DirEntry[str]) -> bool:
-    is_folder = is_hex(entry.name, FINGERPRINT_BYTES) and entry.is_dir(follow_symlinks=False)
-    return is_folder and os.path.lexists(Path(entry.path) / TABLE)
+def _is_slab(folder: Path) -> bool:
+    """Return whether a folder is a slab, possibly without a table.
+
+    A deletion that was killed, or a `forget` that a disk refused, leaves only the blocks.
+    """
+    if os.path.lexists(folder / TABLE):
+        return True
+    is_named_so = is_hex(folder.resolve().name, FINGERPRINT_BYTES)
+    return is_named_so and os.path.lexists(folder / BLOCKS)
 
 
 def _look(path: Path) -> SlabFolder:
