@@ -113,6 +113,8 @@ def _address(url: str) -> str:
     whole = url if "://" in url else f"http://{url}"
     try:
         parts = urllib.parse.urlsplit(whole)
+        if "@" in parts.netloc:  # urllib would not send them
+            raise click.UsageError("URL must be without a user and a password, got it with one")
         _ = parts.port
     except ValueError as error:
         raise click.UsageError(f"URL must be an address of http or https, got {url!r}") from error

@@ -913,17 +913,29 @@ class TieredStore(Closing):
         bool
             Whether it holds even if power fails from now on, that is, whether every tier's
             `Tier.forget` returned True.
+
+        Raises
+        ------
+        Exception
+            The first error of a tier's `Tier.forget`, after all tiers were called.
         """
         self._refuse()
         timeout_s = check_timeout(timeout_s)
         chosen = Generation.random() if generation is None else Generation.of(generation)
         self._abandon()
         self._resident.reset_cache()
-        certain = [tier.forget(chosen.name) for tier in self.tiers]
+        certain, fault = [], None
+        for tier in self.tiers:
+            try:
+                certain.append(tier.forget(chosen.name))
+            except Exception as error:  # noqa: BLE001, PERF203 - the next ones must forget, too
+                fault = fault or error
         until = time.monotonic() + timeout_s
         while self._forgotten_jobs and time.monotonic() < until:
             self._wait(until)
             self._go_on()
+        if fault is not None:
+            raise fault
         return all(certain)
 
     def _abandon(self) -> None:

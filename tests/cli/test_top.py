@@ -506,6 +506,10 @@ def test_bad_urls(command):
         code, _, err = command(url, "--once")
         assert (code, err.count("\n")) == (2, 1)
         assert "URL must be an address of http or https" in err
+    code, _, err = command("user:secret@host:port", "--once")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "URL must be without a user and a password" in err
+    assert "secret" not in err
 
 
 def test_control_characters_are_not_printed(exported, server, command):

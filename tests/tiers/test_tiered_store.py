@@ -429,6 +429,20 @@ class TestFetch:
         with pytest.raises(BlockNotPinnedError):
             other.complete_load(0, 4)
 
+    def test_a_tier_whose_forget_fails_keeps_no_other_from_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiers = [memory(), memory(name="far")]
+        engine = self.prepared(*tiers)
+
+        def fail(generation: str) -> bool:
+            raise RuntimeError(f"no {generation}")
+
+        monkeypatch.setattr(tiers[0], "forget", fail)
+        with pytest.raises(RuntimeError, match="no new"):
+            engine.store.forget("new")
+        assert engine.store.manager.stats()["resident"] == tiers[1].stats()["blocks"] == 0
+
     def test_a_tier_that_hangs_does_not_keep_host_memory_readable(self) -> None:
         tiers = [memory(), faulty(ack="stored")]
         engine = self.prepared(*tiers)
