@@ -139,15 +139,14 @@ class JSONObjects(_OfLines):
         while True:
             match = (_IN_TEXT if is_text else _STRUCTURE).search(self._data, at)
             if match is None:
-                size = len(self._data) - self._at
-                if size > self._lines.most_bytes:
+                at = max(at, len(self._data)) - self._at  # a backslash at the end escapes what comes
+                if at > self._lines.most_bytes:
                     self._ended = True
                     rule = f"an object must be at most {self._lines.most_bytes} bytes long"
                     raise BadLineError(f"{rule}, got a longer one")
                 if not self._more():
                     self._ended = True
                     raise BadLineError("must be a JSON object, got one that is cut off")
-                at = size
                 continue
             found, at = match[0], match.end()
             if found == b"\\":

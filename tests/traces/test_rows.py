@@ -165,6 +165,13 @@ def test_a_list_is_its_objects(tmp_path, indent, size):
     assert len(list(Trace(path))) == size
 
 
+def test_a_list_is_its_objects_wherever_it_is_divided_for_reading(tmp_path):
+    path = tmp_path / "x.json"
+    chat = CHAT | {"messages": [{"role": "user", "content": '"}' * 2**17}]}
+    path.write_text(json.dumps([chat, CHAT]))  # a piece ends between a backslash and its quote
+    assert len(list(Trace(path))) == 2
+
+
 def test_what_is_wrong_in_a_list_is_named_with_its_line(tmp_path):
     path = tmp_path / "x.json"
     bad = [CHAT, CHAT, {"ts": 1, "messages": [3]}, CHAT]
