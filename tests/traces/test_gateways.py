@@ -104,6 +104,13 @@ def test_the_order_and_what_is_around_does_not_matter(expected, tmp_path, name, 
     assert trace.format == name
 
 
+def test_a_call_that_is_no_chat_shows_whose_log_it_is(tmp_path):
+    chat = {"call_type": "acompletion", "startTime": 1, "messages": "What is it?"}
+    rows = [chat | {"call_type": "aembedding"}, chat, chat | {"status": "failure"}]
+    found, trace = read(write(tmp_path, lines(rows)))
+    assert (len(found), trace.format) == (1, "litellm")
+
+
 @pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
 def test_dirty_lines_are_skipped_and_counted(expected, tmp_path, name, form):
     rows = lines(map(form, CHATS)).splitlines()

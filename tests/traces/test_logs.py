@@ -282,6 +282,9 @@ def test_the_body_of_a_row_of_litellm_and_its_own_session_count(tmp_path):
     trace = trace_of(tmp_path, *rows, salt="s")
     assert list(trace) == read(tmp_path, plain, salt="s") * 2
     assert len(trace.remarks) == 1
+    body = {"instructions": LONG, "input": [message("user", "x")], "tools": tools}
+    row |= {"call_type": "aresponses", "session_id": "t", "messages": "{}"}
+    assert read(tmp_path, row | {"proxy_server_request": body}, salt="s") == list(trace)[:1]
 
 
 def test_metadata_names_a_session(tmp_path):

@@ -165,19 +165,17 @@ LANGFUSE = Log(
     advice="an export needs the field group that has input and output",
 )
 
+_LITELLM_BODIES = ("", "model_parameters", "proxy_server_request", "proxy_server_request.body")
+
 LITELLM = Log(
     "litellm",
     "LiteLLM: standard logging payloads and spend logs",
     is_one=lambda row: "call_type" in row.given,
     why_none=_why_not_asked,
     fields=Fields(
-        tools=within(
-            ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"),
-            *("tools", "functions"),
-        ),
-        system=within(
-            ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"), "system"
-        ),
+        messages=(*_BASE.messages, *within(_LITELLM_BODIES, "input")),
+        tools=within(_LITELLM_BODIES, "tools", "functions"),
+        system=within(_LITELLM_BODIES, "system", "instructions"),
         time=("startTime", "start_time"),
         session=(
             *("session_id", "metadata.session_id", "trace_id"),
@@ -294,6 +292,5 @@ def nearest(given: dict[str, Any]) -> str:
 def log_of(given: dict[str, Any]) -> Log | None:
     """Return the log that a row is of, None if it is of none."""
     row = Row(given)
-    if other_call(row):
-        return ANY_LOG
-    return next((log for log in LOGS.values() if log.is_one(row)), None)
+    found = next((log for log in LOGS.values() if log.is_one(row)), None)
+    return ANY_LOG if found in (None, RESPONSES) and other_call(row) else found
