@@ -12,6 +12,7 @@ import csv
 import importlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,7 @@ class JSONObjects(_OfLines):
         while True:
             match = (_IN_TEXT if is_text else _STRUCTURE).search(self._data, at)
             if match is None:
-                at = max(at, len(self._data)) - self._at  # a backslash at the end escapes what comes
+                at = max(at, len(self._data)) - self._at  # `\\` at the end escapes what comes
                 if at > self._lines.most_bytes:
                     self._ended = True
                     rule = f"an object must be at most {self._lines.most_bytes} bytes long"
@@ -262,16 +263,21 @@ class TableRows(_OfLines):
             self._reader = csv.reader(self._texts, delimiter=delimiter)
             names = _cells(first, delimiter)
             if not self._named:
-                if not all(map(_NAME.fullmatch, names)):  # a row of prompts would be shown
+                named = [name for name in names if name]  # an index may have no name
+                if not named or not all(map(_NAME.fullmatch, named)):  # prompts would be shown
                     rule = "the first line must have the names of columns"
                     raise BadLineError(f"{rule}, got {len(names)} cells that are none")
                 names = [*map(_plain_name, names)]
         except BadLineError as error:
             raise TraceError(self.name, self.count, str(error)) from None
-        for column in self._named.values():
-            if column not in names and column.partition(".")[0] not in names:
-                rule = f"the first line must name the column {describe(column)}"
+        counts = Counter(names)
+        for column in self._named.values() or filter(None, counts):
+            count = counts[column] or counts[column.partition(".")[0]]
+            rule = f"the first line must name the column {describe(column)}"
+            if not count:
                 raise TraceError(self.name, self.count, f"{rule}, got {len(names)} others")
+            if count > 1:
+                raise TraceError(self.name, self.count, f"{rule} once, got it {count} times")
         return names
 
     def _row(self) -> list[str]:

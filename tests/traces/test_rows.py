@@ -49,6 +49,18 @@ def test_a_row_of_a_table_may_span_lines(tmp_path):
     assert (trace.format, trace.block_tokens, trace.has_hashes) == ("csv", 16, True)
 
 
+def test_the_first_line_of_a_table_is_recognised_however_long_it_is(tmp_path):
+    header = ["", *(f"a_column_of_a_long_name_{n}" for n in range(9)), "created_at", "prompt"]
+    cells = [*map(str, range(10)), str(UNIX), "text"]
+    assert len(list(Trace(table(tmp_path, header, cells, name="export.log")))) == 1
+    path = table(tmp_path, [*header, "Prompt"], [*cells, ""])
+    rule = r"log.csv:1: the first line must name the column 'prompt' once, got it 2 times$"
+    with pytest.raises(TraceError, match=rule):
+        list(Trace(path))
+    with pytest.raises(TraceError, match="must name the column 'x' once, got it 2 times"):
+        list(table_of(table(tmp_path, ["x", "x"], ["1", "2"]), {"prompt": "x"}))
+
+
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_table_that_is_cut_within_quotes_has_a_bad_row(tmp_path, end):
     path = table(tmp_path, ["when", "text"], [UNIX, "whole\n"], [UNIX, f"{SECRET}\nmore"])
