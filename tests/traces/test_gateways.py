@@ -196,6 +196,9 @@ def test_the_nearest_log_is_named(tmp_path):
     row = {"startTime": 1, "trace_id": "t", "model_group": "m", "model_parameters": {}, "ask": "x"}
     with pytest.raises(TraceError, match=r"ask \(most like litellm\); --fields "):
         list(Trace(write(tmp_path, lines([row]))))
+    row = {"timestamp": "2026-11-25T15:53:20Z", "ask": "x" * 99}  # as Mooncake's
+    with pytest.raises(TraceError, match=r"timestamp, ask; --fields prompt=ask,time=timestamp"):
+        list(Trace(write(tmp_path, lines([row]))))
 
 
 @pytest.mark.parametrize("key", ["previous_response_id", "conversation"])

@@ -45,7 +45,7 @@ NO_SHARING = (
     "share"
 )
 MOST_NAME = 60  # characters of the name of a column
-MOONCAKE_FIELDS = {"timestamp", "input_length", "output_length", "hash_ids"}
+MOONCAKE_FIELDS = {"input_length", "output_length"}
 _COUNT = re.compile(r"tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
 _TEXT = re.compile(r"prompt|messages?|text|content|body|input|hash", re.IGNORECASE)
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
