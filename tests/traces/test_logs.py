@@ -389,6 +389,13 @@ def test_tool_calls_belong_to_the_prompt(tmp_path):
     assert shared(one, other) == 0
 
 
+def test_a_prompt_may_be_a_text_of_json(tmp_path):
+    for text in ('["a"]', '[{"a": 1}]', '{"a": 1}'):
+        same = {"messages": [message("user", text)], "created_at": UNIX}
+        asked = {"input": text, "created_at": UNIX}
+        assert read(tmp_path, asked, salt="s") == read(tmp_path, same, salt="s")
+
+
 def test_completions_with_text_or_token_ids(tmp_path):
     ids = list(range(1000, 1100))
     rows = [{"prompt": ids}, {"prompt": [ids[:50] + ids]}, {"prompt": ["x" * 640]}]

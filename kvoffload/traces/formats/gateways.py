@@ -39,7 +39,8 @@ def _has_input(row: Row) -> bool:
     """Return whether a row is a request of the Responses API."""
     if _has_messages(row):
         return False
-    return any(isinstance(row.at(path), str | list) for path in within(BODIES, "input"))
+    given = (row.at(path, parsed=False) for path in within(BODIES, "input"))
+    return any(isinstance(each, str | list) for each in given)
 
 
 def _is_anthropic(row: Row) -> bool:

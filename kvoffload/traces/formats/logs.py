@@ -549,12 +549,21 @@ def _messages(row: Row, paths: Iterable[str]) -> tuple[str, Any]:
     """Return the first path with a list of messages, or else with a text; else "", None."""
     other: tuple[str, Any] = "", None
     for path in paths:
-        value = row.at(path)
+        text, value = row.at(path, parsed=False), row.at(path)
+        if isinstance(text, str) and path.endswith("input") and not _is_known(value):
+            value = text  # which happens to be JSON
         if isinstance(value, list) and value:
             return path, value
         if isinstance(value, str) and value and other[1] is None:
             other = path, value
     return other
+
+
+def _is_known(value: object) -> bool:
+    """Return whether JSON in a text is empty, has a prompt, or is a list of messages or items."""
+    if isinstance(value, list):
+        return all(isinstance(one, dict) and one.keys() & {"role", "type"} for one in value)
+    return isinstance(value, dict) and (not value or "prompt" in value)
 
 
 def _name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:
