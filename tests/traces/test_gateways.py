@@ -104,6 +104,16 @@ def test_the_order_and_what_is_around_does_not_matter(expected, tmp_path, name, 
     assert trace.format == name
 
 
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
+def test_a_request_that_has_two_rows_counts_once_if_its_log_has_ids(tmp_path, name, form):
+    row = form(CHATS[0])
+    count = 1 if LOG_FORMATS[name].ids else 2
+    found, trace = read(write(tmp_path, lines([row, row, form(CHATS[1])])))
+    assert len(found) == count + 1
+    left_out = "1 row left out: of requests that an earlier row has"
+    assert (left_out in trace.remarks) == (count == 1)
+
+
 def test_a_call_that_is_no_chat_shows_whose_log_it_is(tmp_path):
     chat = {"call_type": "acompletion", "startTime": 1, "messages": "What is it?"}
     rows = [chat | {"call_type": "aembedding"}, chat, chat | {"status": "failure"}]

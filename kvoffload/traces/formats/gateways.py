@@ -103,6 +103,7 @@ OTEL = Log(
     "spans of OpenTelemetry with gen_ai attributes, as OTLP in JSON",
     is_one=_is_otel,
     rows=spans,
+    ids=("spanId", "span_id"),
     why_none=_why_no_chat,
     fields=Fields(
         messages=within(_ATTRIBUTES, INPUT),
@@ -149,6 +150,7 @@ LANGFUSE = Log(
     "observations of Langfuse: GENERATION with input, of its API or exports",
     is_one=lambda row: all(map(_is_observation, _observations(row.given)[:1])),
     rows=_observations,
+    ids=("id",),
     why_none=_why_no_generation,
     fields=Fields(
         messages=("input.messages", "input"),
@@ -172,6 +174,7 @@ LITELLM = Log(
     "litellm",
     "LiteLLM: standard logging payloads and spend logs",
     is_one=lambda row: "call_type" in row.given,
+    ids=("request_id", "id"),
     why_none=_why_not_asked,
     fields=Fields(
         messages=(*_BASE.messages, *within(_LITELLM_BODIES, "input")),
@@ -201,6 +204,7 @@ HELICONE = Log(
     "helicone",
     "requests of Helicone, exported with their bodies",
     is_one=lambda row: "request_body" in row.given or "request_created_at" in row.given,
+    ids=("request_id",),
     why_none=_why_not_asked,
     fields=Fields(
         messages=within(("request_body",), "messages", "input"),
@@ -225,6 +229,7 @@ OPENROUTER = Log(
     "openrouter",
     "generations of OpenRouter with their input",
     is_one=lambda row: "generation_id" in row.given or "native_tokens_completion" in row.given,
+    ids=("generation_id", "id"),
     fields=Fields(
         messages=within(("input", "request", ""), "messages"),
         prompt=within(("input", "request", ""), "prompt"),
