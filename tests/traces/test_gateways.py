@@ -114,6 +114,12 @@ def test_a_request_that_has_two_rows_counts_once_if_its_log_has_ids(tmp_path, na
     assert (left_out in trace.remarks) == (count == 1)
 
 
+def test_a_file_of_a_collector_may_begin_with_metrics(tmp_path):
+    metrics = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "x" * 300}]}]}]}
+    found, trace = read(write(tmp_path, lines([metrics, otlp(CHATS[0]), metrics])))
+    assert (len(found), trace.format) == (1, "otel")
+
+
 def test_a_call_that_is_no_chat_shows_whose_log_it_is(tmp_path):
     chat = {"call_type": "acompletion", "startTime": 1, "messages": "What is it?"}
     rows = [chat | {"call_type": "aembedding"}, chat, chat | {"status": "failure"}]
