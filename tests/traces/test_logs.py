@@ -346,7 +346,7 @@ def test_half_a_pair_of_surrogates_is_read(tmp_path):
     path = tmp_path / "log.jsonl"
     texts = [rb"\ud83d" + b"a" * 300, rb"\ud83d" + b"a" * 300, rb"\ud83e" + b"a" * 300]
     path.write_bytes(b"\n".join(b'{"prompt":"%b","tools":["%b"]}' % (t, t) for t in texts))
-    first, same, other = Trace(path, format="openai")
+    first, same, other = Trace(path)
     assert first == same
     assert shared(first, other) == 0
     path.write_bytes(
