@@ -41,7 +41,6 @@ PROMPT_COLUMNS = re.compile(
 FREE_BYTES, BYTES_PER_BYTE = 2**24, 64  # of the rows of a Parquet file, in all and per byte of it
 BATCH_ROWS = 64  # of a Parquet file, decoded at a time
 _NAME = re.compile(r"[^\W\d][\w .()/-]{0,39}")  # of a column, written for people perhaps
-_ID = re.compile(r"[0-9]{1,20}")
 _NUMBER = re.compile(r"\s*[-+\d.,]+\s*", re.ASCII)
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 _BETWEEN = re.compile(rb"(?:\xef\xbb\xbf)?[\s,\[\]]*")
@@ -231,6 +230,8 @@ class TableRows(_OfLines):
             self._numbers += not self._has_text
             self._check_texts(at_end=False)
         if "hash_ids" in row:
+            if not row["hash_ids"].lstrip().startswith("["):  # ids with blanks between them
+                row["hash_ids"] = f"[{','.join(row['hash_ids'].split())}]"
             row = {name: self._value(cell) for name, cell in row.items()}
         line: bytes = self._encode(row)
         return line
@@ -243,8 +244,7 @@ class TableRows(_OfLines):
         try:
             return self._decode(text) if text else None
         except ValueError:
-            words = text.split()
-            return [int(word) for word in words] if all(map(_ID.fullmatch, words)) else text
+            return text
 
     def _check_texts(self, *, at_end: bool) -> None:
         """Refuse a column of prompts in which all rows, or many, are numbers so far."""

@@ -128,8 +128,11 @@ def test_a_table_may_have_ids(tmp_path, ids):
     trace = Trace(path)
     (request,) = trace
     assert (request.hash_ids, request.input_length, trace.format) == ((0, 3), 1000, "mooncake")
-    with pytest.raises(TraceError, match="hash_ids"):
-        list(Trace(table(tmp_path, [*MOONCAKE], [*cells, ids], [*cells, "1" * 5000])))
+    short = Trace(table(tmp_path, [*MOONCAKE], [*cells, "7"], [*cells, ""], [*cells, "[7]"]))
+    assert [one.hash_ids for one in short] == [(7,), (), (7,)]
+    for bad in ("1" * 5000, "1 x", "1, 2]"):
+        with pytest.raises(TraceError, match="hash_ids"):
+            list(Trace(table(tmp_path, [*MOONCAKE], [*cells, ids], [*cells, bad])))
 
 
 @pytest.mark.parametrize(

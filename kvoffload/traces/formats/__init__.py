@@ -105,8 +105,8 @@ def _advice(line: bytes) -> str | None:
         return "--format objects reads time,object,size from standard input, too"
     if b"Received request" in line:
         return "a server's text log has no whole prompts; recording in the engine makes a trace"
-    if b"," in line and b"{" not in line and max(map(len, line.split(b","))) <= MOST_NAME:
-        names = line.decode("utf-8", "replace").split(",")
+    names = re.split(r"[,;\t]", line.decode("utf-8", "replace"))
+    if len(names) > 1 and b"{" not in line and max(map(len, names)) <= MOST_NAME:
         counts = [name for name in names if _COUNT.search(name)]
         if counts and not any(_TEXT.search(name) for name in names if name not in counts):
             return f"{NO_SHARING}, got {describe(counts)}"
