@@ -246,7 +246,7 @@ def test_what_goes_on_from_a_response_is_put_together(tmp_path, key):
     lost, trace = read(write(tmp_path, lines(rows[1:])))
     assert lost[0][1] < found[1][1]
     assert len(lost) == len(rows) - 1
-    said = "1 requests continue a response that is not in the log: their prompts begin with what"
+    said = "1 request continues a response that no row before has: only what is new of"
     assert any(text.startswith(said) for text in trace.remarks) == (key != "conversation")
 
 
