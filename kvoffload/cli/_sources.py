@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
+from kvoffload.replay.groups import MAX_CHUNK_TOKENS
 from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey, Workload
 from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.formats.mooncake import MOONCAKE
@@ -377,7 +378,7 @@ class BlockTokens:
                     f"--block-tokens must agree with the trace, got {given:,}: {contradiction}"
                 )
         count = named or given or survey.block_tokens
-        if count is None:
+        if count is None or count > MAX_CHUNK_TOKENS:
             return cls(None, None)
         if named is not None:
             return cls(count, "trace")

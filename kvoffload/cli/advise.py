@@ -534,7 +534,9 @@ def _subject(
 def _why_no_block_tokens(survey: Survey) -> str:
     if not survey.input_tokens:
         return "the trace does not say how long its requests are"
-    mean = survey.input_tokens / (survey.blocks or 1)
+    if not survey.blocks:
+        return "no request has a block"
+    mean = survey.input_tokens / survey.blocks
     return f"no block size fits all requests; they have {mean:,.0f} tokens per block on average"
 
 

@@ -12,7 +12,7 @@ from kvoffload.replay import Selection
 from kvoffload.traces import write_prompts
 from kvoffload.traces.outputs import open_output
 
-from ._options import examples, reading_options, traces_argument
+from ._options import block_tokens_option, examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
 from ._sources import BlockTokens, Reading, note_order, open_source
 from ._terminal import note, note_bad_lines
@@ -28,11 +28,7 @@ from ._terminal import note, note_bad_lines
 )
 @traces_argument
 @output_option("")
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(min=1),
-    help="Tokens per block; inferred if one size fits all requests.",
-)
+@block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @reading_options
 def workload(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.traces import Request
+from kvoffload.traces import Request, TraceError
 
 __all__ = ["Arrays", "Arrivals", "Collector", "NoSessionsError", "followers"]
 
@@ -83,10 +83,8 @@ class Arrivals(Arrays):
 
         Raises
         ------
-        ValueError
-            If a time is 2**62 ns or later.
         TraceError
-            As the trace does.
+            As the trace does, and if a time is 2**62 ns or later.
         """
         return cls.of_collected(Collector(requests))
 
@@ -195,5 +193,6 @@ def _nanoseconds(milliseconds: Any) -> Times:
     """Return times in whole nanoseconds, rounded half to even."""
     times = np.rint(np.array(milliseconds, dtype=np.float64) * _NANOSECONDS_A_MS)
     if times.max(initial=0) >= _MOST_NS:
-        raise ValueError(f"times must be below {_MOST_NS} ns, got {times.max():.0f}")
+        rule = f"times must be below {_MOST_NS} ns, got {times.max():.0f}"
+        raise TraceError("the trace", None, rule)
     return times.astype(np.int64)

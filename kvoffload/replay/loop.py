@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash, OffloadingManager
 from kvoffload._checks import MAX_NUM_BLOCKS, check_instance, check_int
-from kvoffload.traces import Request
+from kvoffload.traces import Request, TraceError
 
 from .arrivals import NONE
 from .configuration import Configuration
@@ -288,7 +288,7 @@ def _in_time(
     times = dict(zip(TIMES, (arrived, started, first, ended), strict=True))
     latest = max((max(column, default=0) for column in times.values()), default=0)
     if latest >= _MOST_NS:
-        raise ValueError(f"times must be below {_MOST_NS} ns, got {latest}")
+        raise TraceError("the trace", None, f"times must be below {_MOST_NS} ns, got {latest}")
     return served, times
 
 

@@ -281,13 +281,16 @@ class _Resumed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer, /) -> int | None:
-        """Read into a buffer; return how many bytes, 0 at the end."""
+        """Read into a buffer, at first a whole line; return how many bytes, 0 at the end."""
         if not self._start:
             size = self._file.readinto(buffer)
         else:
             view = memoryview(buffer)
-            size = min(len(view), len(self._start))
+            piece = size = min(len(view), len(self._start))
             view[:size], self._start = self._start[:size], self._start[size:]
+            while piece and b"\n" not in bytes(view[size - piece : size]):
+                piece = self._file.readinto(view[size:]) or 0
+                size += piece
         self.bytes_read += size or 0
         return size
 

@@ -71,7 +71,8 @@ class MergedTrace:
     Requests with equal times keep the order of the files. Requests of one file always keep their
     order, even if its times go back. Files with clock times, as in LMCache's log, are aligned by
     them, and time 0 is that of the earliest; files whose times count from their own start begin
-    with the first request of those, or together.
+    with the first request of those, or together. A file without a request, or without one to the
+    model, is left out, unless all are such files.
 
     An id means the same block in several files only if it is a hash of the block's content (see
     `Trace.has_hashes`). Other formats number the blocks of each file, mostly from 0; the ids and
@@ -180,24 +181,25 @@ class MergedTrace:
         """Contents of the latest iteration's requests that could not be followed, by file."""
         if len(self._traces) == 1:
             return self._traces[0].remarks
-        return [f"{trace.name}: {text}" for trace in self._traces for text in trace.remarks]
+        found = [f"{trace.name}: {text}" for trace in self._traces for text in trace.remarks]
+        return found + [f"{trace.name}: no request" for trace in self._traces if trace.is_empty]
 
     @property
     def format(self) -> str | None:
         """The formats of the files that were read, each once, separated by commas."""
-        found = dict.fromkeys(trace.format for trace in self._traces)
+        found = dict.fromkeys(trace.format for trace in self._traces if not trace.is_empty)
         return ", ".join(name for name in found if name is not None) or None
 
     @property
     def block_tokens(self) -> int | None:
         """Tokens per block, if all files state them and agree."""
-        sizes = {trace.block_tokens for trace in self._traces}
+        sizes = {trace.block_tokens for trace in self._traces if not trace.is_empty}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def block_bytes(self) -> int | None:
         """Bytes per block, if all files state them and agree."""
-        sizes = {trace.block_bytes for trace in self._traces}
+        sizes = {trace.block_bytes for trace in self._traces if not trace.is_empty}
         return sizes.pop() if len(sizes) == 1 else None
 
     def batches(self) -> Iterator[ObjectBatch] | None:
@@ -212,13 +214,21 @@ class MergedTrace:
     def _merged(self) -> Iterator[Request]:
         started: list[tuple[Trace, Iterator[Request]]] = []
         begun: list[float] = []  # clock times of first requests
+        nothing: TraceError | None = None  # the error of the first file without a request
         for trace in self._traces:
             requests = iter(trace)
-            first = next(requests, None)
-            if first is not None:
-                started.append((trace, chain((first,), requests)))
-                if trace.start is not None:
-                    begun.append(trace.start + first.timestamp / 1000)
+            try:
+                first = next(requests)
+            except TraceError as error:
+                if not trace.is_empty:
+                    raise
+                nothing = nothing or error
+                continue
+            started.append((trace, chain((first,), requests)))
+            if trace.start is not None:
+                begun.append(trace.start + first.timestamp / 1000)
+        if nothing is not None and not started:
+            raise nothing
         starts = [trace.start for trace, _ in started if trace.start is not None]
         earliest = min(starts, default=0.0)
         first_of_all = min(begun, default=earliest)
@@ -226,7 +236,8 @@ class MergedTrace:
             None if self._same_ids or trace.has_hashes else index
             for index, (trace, _) in enumerate(started)
         ]
-        self.id_spaces = len(set(spaces))
+        empty = len(self._traces) - len(started)
+        self.id_spaces = len(set(spaces)) + (0 if None in spaces else empty)
         moved = [
             _moved(
                 requests,

@@ -74,6 +74,7 @@ def object_batches(path: str) -> Iterator[ObjectBatch]:
             if len(rest) > _PIECE:
                 raise TraceError(file.name, line, f"a row must be at most {_PIECE} bytes long")
             if line == 1 and whole:
+                whole = whole.removeprefix(b"\xef\xbb\xbf")  # as of some editors
                 header = whole.partition(b"\n")[0]
                 if _HEADER.fullmatch(header):
                     whole, line = whole[len(header) + 1 :], 2
@@ -89,13 +90,13 @@ def object_batches(path: str) -> Iterator[ObjectBatch]:
 def _columns(text: bytes, name: str, line: int) -> ObjectBatch:
     """Return the times, seconds, and the ids of rows."""
     rows = text.replace(b"\r", b"").strip(b"\n")
-    if re.fullmatch(rb"[\d,\n]*", rows):
-        values = np.fromstring(rows.replace(b"\n", b",").decode(), np.uint64, sep=",")
-        count = rows.count(b"\n") + 1
-        if len(values) == 3 * count and rows.count(b",") == 2 * count:
-            columns = values.reshape(count, 3)
-            if int(columns[:, 1].max()) < 2**63:
-                return columns[:, 0].astype(np.float64), columns[:, 1].copy()
+    count = rows.count(b"\n") + 1
+    cells = rows.replace(b"\n", b",")
+    are_numbers = rows.translate(None, b"0123456789") == b"\n".join([b",,"] * count)
+    if are_numbers and b",," not in b",%b," % cells:
+        columns = np.fromstring(cells.decode(), np.uint64, sep=",").reshape(count, 3)
+        if int(columns[:, 1].max()) < 2**63:
+            return columns[:, 0].astype(np.float64), columns[:, 1].copy()
     seconds, ids = [], []
     for offset, row in enumerate(rows.split(b"\n")):
         if not row.strip():

@@ -75,6 +75,8 @@ class Trace:
         Name of the trace in messages.
     bad_lines : int
         Bad lines skipped by the latest iteration.
+    is_empty : bool
+        Whether the latest iteration found no request, which was an error.
     format : str or None
         The format that was given, or that the latest iteration recognised.
     block_tokens : int or None
@@ -120,6 +122,7 @@ class Trace:
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
+        self.is_empty = False
         self._parser: Parser | None = None  # of the latest iteration
         self._id_tokens: int | None = None  # of mooncake-delta, as far as they are known
         self.format = format
@@ -167,6 +170,7 @@ class Trace:
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
+        self.is_empty = False
         self._parser = None
         self.block_tokens = self.block_bytes = self.start = None
         self.has_hashes = False
@@ -216,7 +220,7 @@ class Trace:
                 requests += len(made)
                 yield from made
             if requests == 0:
-                raise TraceError(self.name, max(1, rows.count), self._nothing(rows, parse))
+                raise self._empty(max(1, rows.count), self._nothing(rows, parse))
 
     @property
     def _is_to_be_recognised(self) -> bool:
@@ -263,8 +267,12 @@ class Trace:
             is_empty = False
             yield each
         if is_empty:
-            rule = f"a trace must hold at least one request, got {got}"
-            raise TraceError(self.name, None, rule)
+            raise self._empty(None, f"a trace must hold at least one request, got {got}")
+
+    def _empty(self, line: int | None, rule: str) -> TraceError:
+        """Return the error of a trace without requests."""
+        self.is_empty = True
+        return TraceError(self.name, line, rule)
 
     def _recognised(self, line: bytes, found: Ahead) -> Format:
         """Return the format of a line, by those that follow it if it does not show it."""

@@ -12,6 +12,7 @@ import csv
 import importlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,6 @@ PROMPT_COLUMNS = re.compile(
 FREE_BYTES, BYTES_PER_BYTE = 2**24, 64  # of the rows of a Parquet file, in all and per byte of it
 BATCH_ROWS = 64  # of a Parquet file, decoded at a time
 _NAME = re.compile(r"[^\W\d][\w .()/-]{0,39}")  # of a column, written for people perhaps
-_ID = re.compile(r"[0-9]{1,20}")
 _NUMBER = re.compile(r"\s*[-+\d.,]+\s*", re.ASCII)
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 _BETWEEN = re.compile(rb"(?:\xef\xbb\xbf)?[\s,\[\]]*")
@@ -139,15 +139,14 @@ class JSONObjects(_OfLines):
         while True:
             match = (_IN_TEXT if is_text else _STRUCTURE).search(self._data, at)
             if match is None:
-                size = len(self._data) - self._at
-                if size > self._lines.most_bytes:
+                at = max(at, len(self._data)) - self._at  # `\\` at the end escapes what comes
+                if at > self._lines.most_bytes:
                     self._ended = True
                     rule = f"an object must be at most {self._lines.most_bytes} bytes long"
                     raise BadLineError(f"{rule}, got a longer one")
                 if not self._more():
                     self._ended = True
                     raise BadLineError("must be a JSON object, got one that is cut off")
-                at = size
                 continue
             found, at = match[0], match.end()
             if found == b"\\":
@@ -231,6 +230,8 @@ class TableRows(_OfLines):
             self._numbers += not self._has_text
             self._check_texts(at_end=False)
         if "hash_ids" in row:
+            if not row["hash_ids"].lstrip().startswith("["):  # ids with blanks between them
+                row["hash_ids"] = f"[{','.join(row['hash_ids'].split())}]"
             row = {name: self._value(cell) for name, cell in row.items()}
         line: bytes = self._encode(row)
         return line
@@ -243,8 +244,7 @@ class TableRows(_OfLines):
         try:
             return self._decode(text) if text else None
         except ValueError:
-            words = text.split()
-            return [int(word) for word in words] if all(map(_ID.fullmatch, words)) else text
+            return text
 
     def _check_texts(self, *, at_end: bool) -> None:
         """Refuse a column of prompts in which all rows, or many, are numbers so far."""
@@ -263,16 +263,21 @@ class TableRows(_OfLines):
             self._reader = csv.reader(self._texts, delimiter=delimiter)
             names = _cells(first, delimiter)
             if not self._named:
-                if not all(map(_NAME.fullmatch, names)):  # a row of prompts would be shown
+                named = [name for name in names if name]  # an index may have no name
+                if not named or not all(map(_NAME.fullmatch, named)):  # prompts would be shown
                     rule = "the first line must have the names of columns"
                     raise BadLineError(f"{rule}, got {len(names)} cells that are none")
                 names = [*map(_plain_name, names)]
         except BadLineError as error:
             raise TraceError(self.name, self.count, str(error)) from None
-        for column in self._named.values():
-            if column not in names and column.partition(".")[0] not in names:
-                rule = f"the first line must name the column {describe(column)}"
+        counts = Counter(names)
+        for column in self._named.values() or filter(None, counts):
+            count = counts[column] or counts[column.partition(".")[0]]
+            rule = f"the first line must name the column {describe(column)}"
+            if not count:
                 raise TraceError(self.name, self.count, f"{rule}, got {len(names)} others")
+            if count > 1:
+                raise TraceError(self.name, self.count, f"{rule} once, got it {count} times")
         return names
 
     def _row(self) -> list[str]:

@@ -25,7 +25,7 @@ from kvoffload.replay.events import (
     PREFILL_END,
     duration,
 )
-from kvoffload.traces import Request
+from kvoffload.traces import Request, TraceError
 
 TOKENS = 16
 MS = 10**6
@@ -82,7 +82,7 @@ def test_order_and_rounding_of_times() -> None:
     assert Arrivals.of(
         [Request(0.0000005, 1, 0, (), "a"), Request(0.0000015, 1, 0, (), "a")]
     ).recorded.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="times must be below"):
+    with pytest.raises(TraceError, match=r"^the trace: times must be below"):
         Arrivals.of([Request(2**62, 1, 0, (), "a"), Request(2**62, 1, 0, (), "a")])
 
 

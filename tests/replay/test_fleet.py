@@ -23,7 +23,7 @@ from kvoffload.replay import (
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.routers import ROUTERS, parse_router
-from kvoffload.traces import Request
+from kvoffload.traces import Request, TraceError
 
 from . import test_golden as golden
 from .naive_fleet import Simulation, nearest_rank
@@ -309,7 +309,7 @@ def test_times_may_be_longer_than_any_clock(loop) -> None:
     if loop == "open":
         compare(requests(4 * ages), fleet)
     else:
-        with pytest.raises(ValueError, match=f"times must be below {2**63} ns, got "):
+        with pytest.raises(TraceError, match=f"^the trace: times must be below {2**63} ns, got "):
             replayed(requests(4 * ages), fleet)
 
 

@@ -283,7 +283,7 @@ def attributes(one):
 
 def span(one):
     nanoseconds = str(one["time"] * 10**9)
-    return {"traceId": "0", "name": "chat", "startTimeUnixNano": nanoseconds}
+    return {"traceId": "0", "spanId": "0", "name": "chat", "startTimeUnixNano": nanoseconds}
 
 
 def otel(one):

@@ -105,6 +105,29 @@ def test_the_order_and_what_is_around_does_not_matter(expected, tmp_path, name, 
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
+def test_a_request_that_has_two_rows_counts_once_if_its_log_has_ids(tmp_path, name, form):
+    row = form(CHATS[0])
+    count = 1 if LOG_FORMATS[name].ids else 2
+    found, trace = read(write(tmp_path, lines([row, row, form(CHATS[1])])))
+    assert len(found) == count + 1
+    left_out = "1 row left out: of requests that an earlier row has"
+    assert (left_out in trace.remarks) == (count == 1)
+
+
+def test_a_file_of_a_collector_may_begin_with_metrics(tmp_path):
+    metrics = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "x" * 300}]}]}]}
+    found, trace = read(write(tmp_path, lines([metrics, otlp(CHATS[0]), metrics])))
+    assert (len(found), trace.format) == (1, "otel")
+
+
+def test_a_call_that_is_no_chat_shows_whose_log_it_is(tmp_path):
+    chat = {"call_type": "acompletion", "startTime": 1, "messages": "What is it?"}
+    rows = [chat | {"call_type": "aembedding"}, chat, chat | {"status": "failure"}]
+    found, trace = read(write(tmp_path, lines(rows)))
+    assert (len(found), trace.format) == (1, "litellm")
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
 def test_dirty_lines_are_skipped_and_counted(expected, tmp_path, name, form):
     rows = lines(map(form, CHATS)).splitlines()
     rows[5:5] = [
@@ -189,6 +212,9 @@ def test_the_nearest_log_is_named(tmp_path):
     row = {"startTime": 1, "trace_id": "t", "model_group": "m", "model_parameters": {}, "ask": "x"}
     with pytest.raises(TraceError, match=r"ask \(most like litellm\); --fields "):
         list(Trace(write(tmp_path, lines([row]))))
+    row = {"timestamp": "2026-11-25T15:53:20Z", "ask": "x" * 99}  # as Mooncake's
+    with pytest.raises(TraceError, match=r"timestamp, ask; --fields prompt=ask,time=timestamp"):
+        list(Trace(write(tmp_path, lines([row]))))
 
 
 @pytest.mark.parametrize("key", ["previous_response_id", "conversation"])
@@ -220,7 +246,7 @@ def test_what_goes_on_from_a_response_is_put_together(tmp_path, key):
     lost, trace = read(write(tmp_path, lines(rows[1:])))
     assert lost[0][1] < found[1][1]
     assert len(lost) == len(rows) - 1
-    said = "1 requests continue a response that is not in the log: their prompts begin with what"
+    said = "1 request continues a response that no row before has: only what is new of"
     assert any(text.startswith(said) for text in trace.remarks) == (key != "conversation")
 
 

@@ -282,6 +282,9 @@ def test_the_body_of_a_row_of_litellm_and_its_own_session_count(tmp_path):
     trace = trace_of(tmp_path, *rows, salt="s")
     assert list(trace) == read(tmp_path, plain, salt="s") * 2
     assert len(trace.remarks) == 1
+    body = {"instructions": LONG, "input": [message("user", "x")], "tools": tools}
+    row |= {"call_type": "aresponses", "session_id": "t", "messages": "{}"}
+    assert read(tmp_path, row | {"proxy_server_request": body}, salt="s") == list(trace)[:1]
 
 
 def test_metadata_names_a_session(tmp_path):
@@ -343,7 +346,7 @@ def test_half_a_pair_of_surrogates_is_read(tmp_path):
     path = tmp_path / "log.jsonl"
     texts = [rb"\ud83d" + b"a" * 300, rb"\ud83d" + b"a" * 300, rb"\ud83e" + b"a" * 300]
     path.write_bytes(b"\n".join(b'{"prompt":"%b","tools":["%b"]}' % (t, t) for t in texts))
-    first, same, other = Trace(path, format="openai")
+    first, same, other = Trace(path)
     assert first == same
     assert shared(first, other) == 0
     path.write_bytes(
@@ -384,6 +387,13 @@ def test_tool_calls_belong_to_the_prompt(tmp_path):
 
     one, other = read(tmp_path, row("f"), row("g"))
     assert shared(one, other) == 0
+
+
+def test_a_prompt_may_be_a_text_of_json(tmp_path):
+    for text in ('["a"]', '[{"a": 1}]', '{"a": 1}'):
+        same = {"messages": [message("user", text)], "created_at": UNIX}
+        asked = {"input": text, "created_at": UNIX}
+        assert read(tmp_path, asked, salt="s") == read(tmp_path, same, salt="s")
 
 
 def test_completions_with_text_or_token_ids(tmp_path):

@@ -178,6 +178,23 @@ def test_one_model_of_a_log(tmp_path):
         list(Trace(path, model_name="c"))
 
 
+@pytest.mark.parametrize("empty", ["", "\n\n", lookup(3, model="b")])
+def test_a_file_without_a_request_is_left_out_and_named(tmp_path, empty):
+    paths = [str(tmp_path / f"{name}.jsonl") for name in range(3)]
+    for path, text in zip(paths, (lookup(1), empty, lookup(2)), strict=True):
+        (tmp_path / path).write_text(text)
+    merged = MergedTrace(paths, model_name="m")
+    assert times(merged) == [0, 1000]
+    assert merged.remarks == [f"{paths[1]}: no request"]
+    assert (merged.format, merged.block_tokens, merged.id_spaces) == ("lmcache", 4, 1)
+    with pytest.raises(TraceError, match=r"1.jsonl:.*must hold at least one request"):
+        list(MergedTrace([paths[1]] * 2, model_name="m"))
+    write_trace([Request(0, 1, 1, (1,))], paths[0])
+    merged = MergedTrace([paths[0], paths[0], paths[1]])
+    assert len(times(merged)) == 2 + bool(empty.strip())
+    assert merged.id_spaces == 3, "ids that number the blocks of a file"
+
+
 def test_a_model_can_only_be_chosen_where_models_are_named(tmp_path):
     write_trace([Request(0, 1, 1, (1,))], tmp_path / "a.jsonl")
     with pytest.raises(TraceError, match=r"names models \(lmcache\).* got mooncake"):

@@ -14,7 +14,13 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.formats import recognise
 from kvoffload.traces.returns import Returns
 
-HEADERS = ("", "time,object,size\n", "timestamp, obj_id, size\r\n")
+HEADERS = (
+    "",
+    "time,object,size\n",
+    "timestamp, obj_id, size\r\n",
+    "\ufeff",
+    "\ufefftime,key,size\n",
+)
 
 
 def rows(count, seed=0, name=str):
@@ -51,6 +57,8 @@ def test_objects_may_have_names_and_times_fractions(tmp_path):
     assert one.hash_ids == again.hash_ids != large.hash_ids
     assert [each.timestamp for each in (one, large, again)] == [0, 750, 1000]
     assert all(0 <= each.hash_ids[0] < 2**63 for each in (one, large))
+    path.write_text("1732550000,a/name/longer/than/the/first/bytes/of/a/compressed/file,7\n")
+    assert len(list(Trace(path))) == 1
     path.write_text("1,9223372036854775808,7\n2,9223372036854775807,7\n")  # of numbers only
     again, largest = Trace(path)
     assert (again.hash_ids, largest.hash_ids) == (large.hash_ids, (2**63 - 1,))
@@ -81,9 +89,10 @@ def test_arrays_and_requests_are_surveyed_and_decoded_alike(tmp_path):
 
 def test_bad_rows_are_named(tmp_path):
     path = tmp_path / "w.csv"
-    path.write_text(rows(50) + "1,2\n" + rows(5))
-    with pytest.raises(TraceError, match=r"w.csv:51: must be a row of time,object,size"):
-        list(Trace(path))
+    for bad in ("1,2\n", "1,2\n3,4,5,6\n", "1,,2\n", ",,\n"):
+        path.write_text(rows(50) + bad + rows(5))
+        with pytest.raises(TraceError, match=r"w.csv:51: must be a row of time,object,size"):
+            list(Trace(path))
     path.write_text("1,2,3\n" + "4" * 2**21)
     with pytest.raises(TraceError, match="a row must be at most 1048576 bytes long"):
         list(Trace(path))

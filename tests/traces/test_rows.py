@@ -49,6 +49,18 @@ def test_a_row_of_a_table_may_span_lines(tmp_path):
     assert (trace.format, trace.block_tokens, trace.has_hashes) == ("csv", 16, True)
 
 
+def test_the_first_line_of_a_table_is_recognised_however_long_it_is(tmp_path):
+    header = ["", *(f"a_column_of_a_long_name_{n}" for n in range(9)), "created_at", "prompt"]
+    cells = [*map(str, range(10)), str(UNIX), "text"]
+    assert len(list(Trace(table(tmp_path, header, cells, name="export.log")))) == 1
+    path = table(tmp_path, [*header, "Prompt"], [*cells, ""])
+    rule = r"log.csv:1: the first line must name the column 'prompt' once, got it 2 times$"
+    with pytest.raises(TraceError, match=rule):
+        list(Trace(path))
+    with pytest.raises(TraceError, match="must name the column 'x' once, got it 2 times"):
+        list(table_of(table(tmp_path, ["x", "x"], ["1", "2"]), {"prompt": "x"}))
+
+
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_table_that_is_cut_within_quotes_has_a_bad_row(tmp_path, end):
     path = table(tmp_path, ["when", "text"], [UNIX, "whole\n"], [UNIX, f"{SECRET}\nmore"])
@@ -116,8 +128,11 @@ def test_a_table_may_have_ids(tmp_path, ids):
     trace = Trace(path)
     (request,) = trace
     assert (request.hash_ids, request.input_length, trace.format) == ((0, 3), 1000, "mooncake")
-    with pytest.raises(TraceError, match="hash_ids"):
-        list(Trace(table(tmp_path, [*MOONCAKE], [*cells, ids], [*cells, "1" * 5000])))
+    short = Trace(table(tmp_path, [*MOONCAKE], [*cells, "7"], [*cells, ""], [*cells, "[7]"]))
+    assert [one.hash_ids for one in short] == [(7,), (), (7,)]
+    for bad in ("1" * 5000, "1 x", "1, 2]"):
+        with pytest.raises(TraceError, match="hash_ids"):
+            list(Trace(table(tmp_path, [*MOONCAKE], [*cells, ids], [*cells, bad])))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +178,13 @@ def test_a_list_is_its_objects(tmp_path, indent, size):
     assert len(list(Trace(path))) == size
     path.write_text("\n".join([json.dumps(CHAT, indent=2)] * size))
     assert len(list(Trace(path))) == size
+
+
+def test_a_list_is_its_objects_wherever_it_is_divided_for_reading(tmp_path):
+    path = tmp_path / "x.json"
+    chat = CHAT | {"messages": [{"role": "user", "content": '"}' * 2**17}]}
+    path.write_text(json.dumps([chat, CHAT]))  # a piece ends between a backslash and its quote
+    assert len(list(Trace(path))) == 2
 
 
 def test_what_is_wrong_in_a_list_is_named_with_its_line(tmp_path):

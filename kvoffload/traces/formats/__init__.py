@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from typing import Any
 
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.objects import are_objects
 
 from .bailian import BAILIAN
-from .base import Format, Parser, json_object, text_size
+from .base import Format, Parser, text_size
 from .conversation import MOST_UNREAD
 from .dynamo import DYNAMO, SCHEMA
 from .gateways import ANY_LOG, LOGS, log_of, nearest
 from .hexadecimal import HEXADECIMAL
+from .json_text import decoded
 from .lmcache import LMCACHE
 from .logs import unknown
 from .mooncake import MOONCAKE
@@ -45,7 +48,7 @@ NO_SHARING = (
     "share"
 )
 MOST_NAME = 60  # characters of the name of a column
-MOONCAKE_FIELDS = {"timestamp", "input_length", "output_length", "hash_ids"}
+MOONCAKE_FIELDS = {"input_length", "output_length"}
 _COUNT = re.compile(r"tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
 _TEXT = re.compile(r"prompt|messages?|text|content|body|input|hash", re.IGNORECASE)
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
@@ -60,15 +63,15 @@ def recognise(line: bytes, *, logs_only: bool = False) -> Format:
     """
     if _HASHES.fullmatch(line) and not logs_only:
         return HEXADECIMAL
-    try:
-        row = json_object(line)
-    except BadLineError as error:
-        if logs_only:
-            return ANY_LOG
-        advice = _advice(line)
+    row: Any = None
+    with contextlib.suppress(BadLineError):
+        row = decoded(line)
+    if not isinstance(row, dict):
+        advice = None if logs_only else _advice(line)
         if advice is not None:
-            raise BadLineError(f"{error}; {advice}") from None
-        return MOONCAKE
+            found = f"got {describe(line if row is None else row)}"
+            raise BadLineError(f"must be a JSON object, {found}; {advice}")
+        return ANY_LOG if logs_only else MOONCAKE
     if not logs_only:
         if "chunk_hashes" in row:
             return LMCACHE
@@ -102,8 +105,8 @@ def _advice(line: bytes) -> str | None:
         return "--format objects reads time,object,size from standard input, too"
     if b"Received request" in line:
         return "a server's text log has no whole prompts; recording in the engine makes a trace"
-    if b"," in line and b"{" not in line and max(map(len, line.split(b","))) <= MOST_NAME:
-        names = line.decode("utf-8", "replace").split(",")
+    names = re.split(r"[,;\t]", line.decode("utf-8", "replace"))
+    if len(names) > 1 and b"{" not in line and max(map(len, names)) <= MOST_NAME:
         counts = [name for name in names if _COUNT.search(name)]
         if counts and not any(_TEXT.search(name) for name in names if name not in counts):
             return f"{NO_SHARING}, got {describe(counts)}"

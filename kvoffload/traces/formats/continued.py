@@ -39,15 +39,16 @@ class History:
         self._known: dict[str, tuple[str, list[Message], dict[str, int], int]] = {}
         self._order: deque[str] = deque()
         self._held = self._seen = self._made = 0
-        self._missing = 0  # requests whose response is not in the log
+        self._missing = 0  # requests whose response is in no row before
 
     @property
     def remarks(self) -> list[str]:
         """Continuations that could not be followed, in words."""
         if not self._missing:
             return []
-        text = "continue a response that is not in the log: their prompts begin with what is new"
-        return [f"{self._missing:,} requests {text}"]
+        what = "request continues" if self._missing == 1 else "requests continue"
+        text = "a response that no row before has: only what is new of their prompts is read"
+        return [f"{self._missing:,} {what} {text}"]
 
     def whole(
         self, row: Row, messages: list[Message], session: str, marks: dict[str, int]

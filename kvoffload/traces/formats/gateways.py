@@ -39,7 +39,8 @@ def _has_input(row: Row) -> bool:
     """Return whether a row is a request of the Responses API."""
     if _has_messages(row):
         return False
-    return any(isinstance(row.at(path), str | list) for path in within(BODIES, "input"))
+    given = (row.at(path, parsed=False) for path in within(BODIES, "input"))
+    return any(isinstance(each, str | list) for each in given)
 
 
 def _is_anthropic(row: Row) -> bool:
@@ -102,6 +103,7 @@ OTEL = Log(
     "spans of OpenTelemetry with gen_ai attributes, as OTLP in JSON",
     is_one=_is_otel,
     rows=spans,
+    ids=("spanId", "span_id"),
     why_none=_why_no_chat,
     fields=Fields(
         messages=within(_ATTRIBUTES, INPUT),
@@ -148,6 +150,7 @@ LANGFUSE = Log(
     "observations of Langfuse: GENERATION with input, of its API or exports",
     is_one=lambda row: all(map(_is_observation, _observations(row.given)[:1])),
     rows=_observations,
+    ids=("id",),
     why_none=_why_no_generation,
     fields=Fields(
         messages=("input.messages", "input"),
@@ -165,19 +168,18 @@ LANGFUSE = Log(
     advice="an export needs the field group that has input and output",
 )
 
+_LITELLM_BODIES = ("", "model_parameters", "proxy_server_request", "proxy_server_request.body")
+
 LITELLM = Log(
     "litellm",
     "LiteLLM: standard logging payloads and spend logs",
     is_one=lambda row: "call_type" in row.given,
+    ids=("request_id", "id"),
     why_none=_why_not_asked,
     fields=Fields(
-        tools=within(
-            ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"),
-            *("tools", "functions"),
-        ),
-        system=within(
-            ("", "model_parameters", "proxy_server_request", "proxy_server_request.body"), "system"
-        ),
+        messages=(*_BASE.messages, *within(_LITELLM_BODIES, "input")),
+        tools=within(_LITELLM_BODIES, "tools", "functions"),
+        system=within(_LITELLM_BODIES, "system", "instructions"),
         time=("startTime", "start_time"),
         session=(
             *("session_id", "metadata.session_id", "trace_id"),
@@ -202,6 +204,7 @@ HELICONE = Log(
     "helicone",
     "requests of Helicone, exported with their bodies",
     is_one=lambda row: "request_body" in row.given or "request_created_at" in row.given,
+    ids=("request_id",),
     why_none=_why_not_asked,
     fields=Fields(
         messages=within(("request_body",), "messages", "input"),
@@ -226,6 +229,7 @@ OPENROUTER = Log(
     "openrouter",
     "generations of OpenRouter with their input",
     is_one=lambda row: "generation_id" in row.given or "native_tokens_completion" in row.given,
+    ids=("generation_id", "id"),
     fields=Fields(
         messages=within(("input", "request", ""), "messages"),
         prompt=within(("input", "request", ""), "prompt"),
@@ -294,6 +298,5 @@ def nearest(given: dict[str, Any]) -> str:
 def log_of(given: dict[str, Any]) -> Log | None:
     """Return the log that a row is of, None if it is of none."""
     row = Row(given)
-    if other_call(row):
-        return ANY_LOG
-    return next((log for log in LOGS.values() if log.is_one(row)), None)
+    found = next((log for log in LOGS.values() if log.is_one(row)), None)
+    return ANY_LOG if found in (None, RESPONSES) and other_call(row) else found

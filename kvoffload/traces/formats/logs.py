@@ -74,6 +74,7 @@ _OTHER_CALLS = re.compile(
 MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
 MOST_SHOWN, MOST_GUESSED = 80, 70  # characters of the fields of a row that is not known
+REMEMBERED = 2**18  # requests of which a later row is known
 MOST_PART_TOKENS = 2**20  # of a request's parts without text
 MOST_STATED = 2
 """Times as many tokens as are read here that a log may count before that is said."""
@@ -123,7 +124,8 @@ class Log(Format):
     object for each. `why_none` says of a row that is no prompt what it is, else nothing. `advice`
     says how the gateway is told to log prompts. In a log that `continues`, a row may list only what
     is new since the response or in the conversation that it names. A log with `hashes` has those of
-    blocks in place of prompts; it returns None for a row without.
+    blocks in place of prompts; it returns None for a row without. `ids` are the paths of the id
+    of a request: a row with the id and the prompt of an earlier one is the same request.
     """
 
     new_parser: Callable[[], Parser] = field(default=Parser, kw_only=True)
@@ -137,6 +139,7 @@ class Log(Format):
     advice: str = field(default="", kw_only=True)
     continues: bool = field(default=False, kw_only=True)
     hashes: Callable[[Row], Hashes | None] | None = field(default=None, kw_only=True)
+    ids: tuple[str, ...] = field(default=(), kw_only=True)
 
     def own_paths(self) -> Iterator[str]:
         """Yield the paths of its fields."""
@@ -216,6 +219,7 @@ class LogParser(Parser):
         self._part_tokens = 0  # of the row
         self._marks: dict[str, int] = {}  # of the row's parts without text: their tokens
         self._row_unread: dict[str, None] = {}
+        self._known: dict[int, None] = {}  # requests with an id: hashes of id and prompt
         self._talk = Conversation(self._mark, self._note)
         self._history = History(self._talk)
 
@@ -281,17 +285,26 @@ class LogParser(Parser):
         else:
             length, hash_ids = self._completion(given, path, model)
         self._is_timed = seconds is not None
+        if self._is_repeated(row, log, (length, hash_ids)):
+            self._left_out["of requests that an earlier row has"] += 1
+            return ()
         if seconds is not None:
             self.start = 0.0
-        # `completion_tokens` stand beside `prompt_tokens`, and so on
-        beside = used["output"].replace("completion", "prompt").replace("output", "input")
-        stated = row.at(beside) if beside else None
-        if type(stated) is int and 0 < stated <= MAX_TOKENS:
-            self._stated += stated
-            self._made += length
+        self._count_tokens(row, used["output"], length)
         self._count_fields(row, fields, used, is_chat=is_chat)
         named = self._blocks.session(session) if session else None
         return (Request(round(1000 * (seconds or 0.0)), length, output, hash_ids, named),)
+
+    def _is_repeated(self, row: Row, log: Log, prompt: object) -> bool:
+        """Return whether an earlier row has the request, as in joined exports; else remember it."""
+        _, name = row.first(log.ids, parsed=False)
+        key = hash((str(name), prompt))
+        if name is None or key in self._known:
+            return name is not None
+        if len(self._known) >= REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[key] = None
+        return False
 
     def _other(self, row: Row, log: Log) -> Log | None:
         """Return the log that wrote a row if it is not the one of the first row."""
@@ -435,6 +448,15 @@ class LogParser(Parser):
                 raise BadLineError(unknown(row.given))
         self._left_out["without a prompt"] += 1
 
+    def _count_tokens(self, row: Row, path: str, length: int) -> None:
+        """Count the tokens of a prompt as made, and as the log states them beside the answer's."""
+        # `completion_tokens` stand beside `prompt_tokens`, and so on
+        beside = path.replace("completion", "prompt").replace("output", "input")
+        stated = row.at(beside) if beside else None
+        if type(stated) is int and 0 < stated <= MAX_TOKENS:
+            self._stated += stated
+            self._made += length
+
     def _count_fields(
         self, row: Row, fields: Fields, used: Mapping[str, str], *, is_chat: bool
     ) -> None:
@@ -549,12 +571,21 @@ def _messages(row: Row, paths: Iterable[str]) -> tuple[str, Any]:
     """Return the first path with a list of messages, or else with a text; else "", None."""
     other: tuple[str, Any] = "", None
     for path in paths:
-        value = row.at(path)
+        text, value = row.at(path, parsed=False), row.at(path)
+        if isinstance(text, str) and path.endswith("input") and not _is_known(value):
+            value = text  # which happens to be JSON
         if isinstance(value, list) and value:
             return path, value
         if isinstance(value, str) and value and other[1] is None:
             other = path, value
     return other
+
+
+def _is_known(value: object) -> bool:
+    """Return whether JSON in a text is empty, has a prompt, or is a list of messages or items."""
+    if isinstance(value, list):
+        return all(isinstance(one, dict) and one.keys() & {"role", "type"} for one in value)
+    return isinstance(value, dict) and (not value or "prompt" in value)
 
 
 def _name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:

@@ -20,7 +20,9 @@ __all__ = ["INPUT", "PREFIXES", "RESOURCES", "flat_span", "spans"]
 INPUT = "gen_ai.input.messages"
 PREFIXES = ("gen_ai.", "llm.input_messages.")
 """Beginnings of the names of attributes that have prompts."""
-RESOURCES = frozenset(("resourceSpans", "resource_spans", "resourceLogs", "resource_logs"))
+RESOURCES = frozenset(
+    ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs", "resourceMetrics")
+)
 _INNER = (("scopeSpans", "scope_spans", "scopeLogs", "scope_logs"), ("spans", "logRecords"))
 _LISTED = re.compile(
     r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,5})\.(?:message\.)?(?:(role|content)|"
