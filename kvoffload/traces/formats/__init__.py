@@ -11,7 +11,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.objects import are_objects
 
 from .bailian import BAILIAN
-from .base import Format, Parser, text_size
+from .base import Format, Parser, kind_of, text_size
 from .conversation import MOST_UNREAD
 from .dynamo import DYNAMO, SCHEMA
 from .gateways import ANY_LOG, LOGS, log_of, nearest
@@ -69,8 +69,8 @@ def recognise(line: bytes, *, logs_only: bool = False) -> Format:
     if not isinstance(row, dict):
         advice = None if logs_only else _advice(line)
         if advice is not None:
-            found = f"got {describe(line if row is None else row)}"
-            raise BadLineError(f"must be a JSON object, {found}; {advice}")
+            found = f"{len(line)} bytes that are none" if row is None else kind_of(row)
+            raise BadLineError(f"must be a JSON object, got {found}; {advice}")
         return ANY_LOG if logs_only else MOONCAKE
     if not logs_only:
         if "chunk_hashes" in row:

@@ -64,9 +64,10 @@ def json_object(line: bytes) -> dict[str, Any]:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLineError(f"must be a JSON object ({error}), got {describe(line)}") from None
+        found = f"got {len(line)} bytes that are none"  # which may be text of a prompt
+        raise BadLineError(f"must be a JSON object ({error}), {found}") from None
     if not isinstance(row, dict):
-        raise BadLineError(f"must be a JSON object, got {describe(row)}")
+        raise BadLineError(f"must be a JSON object, got {kind_of(row)}")
     return row
 
 
