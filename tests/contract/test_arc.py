@@ -29,20 +29,6 @@ def lists(policy: Any) -> tuple[str, str, str, str]:
     return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
 
 
-def test_the_target_starts_at_zero_and_is_a_float(twin: ModuleType) -> None:
-    policy = arc(twin, 4)
-    assert policy.target_t1_size == 0.0
-    assert type(policy.target_t1_size) is float
-    assert policy.cache_capacity == 4
-
-
-def test_insert_goes_to_the_most_recent_end_of_t1(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.touch([A])
-    policy.insert(C, idle(2))
-    assert lists(policy) == ("BC", "A", "", "")
-
-
 def test_insert_takes_the_hash_out_of_the_ghosts_and_still_into_t1(twin: ModuleType) -> None:
     policy = arc(twin, 4, [A, B])
     policy.touch([B])
@@ -147,10 +133,45 @@ def fill(policy: Any, t1: Iterable[bytes], t2: Iterable[bytes]) -> Any:
     return policy
 
 
-def test_t1_gives_while_it_has_its_target_size(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
-    assert evict(policy, 4) == "ABDE"
-    assert lists(policy) == ("C", "", "HAB", "DE")
+@pytest.mark.parametrize(
+    ("target", "t1", "t2", "ref_cnts", "protected", "victims", "left"),
+    [
+        pytest.param(2, "ABC", "DE", {}, "", "ABDE", ("C", "", "HAB", "DE"), id="T1 at its target"),
+        pytest.param(3, "AB", "CD", {}, "", "C", ("AB", "D", "H", "C"), id="T2 if T1 is below"),
+        pytest.param(
+            3, "ABC", "D", {A: -1}, "", "BD", ("AC", "", "HB", "D"), id="a pending one counts"
+        ),
+        pytest.param(
+            3, "ABC", "D", {A: 1}, "", "BD", ("AC", "", "HB", "D"), id="a pinned one counts"
+        ),
+        pytest.param(
+            1, "AB", "CD", {A: 1}, "B", "C", ("AB", "D", "H", "C"), id="T2 if none of T1 may"
+        ),
+        pytest.param(
+            5, "AB", "C", {C: 1}, "", "AB", ("", "C", "HAB", ""), id="T1 if none of T2 may"
+        ),
+        pytest.param(5, "AB", "", {}, "", "A", ("B", "", "HA", ""), id="T1 if T2 is empty"),
+        pytest.param(
+            0, "ABC", "DE", {A: 1, D: 1}, "B", "CE", ("AB", "D", "HC", "E"), id="who stays, where"
+        ),
+    ],
+)
+def test_which_list_gives(
+    twin: ModuleType,
+    target: int,
+    t1: str,
+    t2: str,
+    ref_cnts: dict[bytes, int],
+    protected: str,
+    victims: str,
+    left: tuple[str, str, str, str],
+) -> None:
+    block_of = dict(zip("ABCDE", (A, B, C, D, E), strict=True))
+    policy = fill(with_target(twin, 8, target), map(block_of.get, t1), map(block_of.get, t2))
+    for block, ref_cnt in ref_cnts.items():
+        policy.get(block).ref_cnt = ref_cnt
+    assert evict(policy, len(victims), *map(block_of.get, protected)) == victims
+    assert lists(policy) == left
 
 
 def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
@@ -161,26 +182,6 @@ def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
     assert evict(policy, 1) == "F"
 
 
-def test_t2_gives_when_t1_is_below_its_target(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
-    assert evict(policy, 1) == "C"
-    assert lists(policy) == ("AB", "D", "H", "C")
-
-
-def test_t2_gives_when_t1_has_no_block_that_may_leave(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
-    policy.get(A).ref_cnt = 1
-    assert evict(policy, 1, B) == "C"
-
-
-def test_t1_gives_after_all_when_t2_has_none(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 5), [A, B], [C])
-    policy.get(C).ref_cnt = 1
-    assert evict(policy, 2) == "AB"
-    empty_t2 = fill(with_target(twin, 8, 5), [A, B], [])
-    assert evict(empty_t2, 1) == "A"
-
-
 def test_if_neither_gives_nothing_has_changed(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
     policy.get(D).ref_cnt = -1
@@ -189,26 +190,6 @@ def test_if_neither_gives_nothing_has_changed(twin: ModuleType) -> None:
     assert policy.target_t1_size == 1.0
     assert [policy.get(block).block_id for block in (C, D, A, B)] == [0, 1, 2, 3]
     assert evict(policy, 2, B) == "AC"
-
-
-@pytest.mark.parametrize("ref_cnt", [-1, 1])
-def test_pinned_and_pending_blocks_count_in_the_size_of_t1(twin: ModuleType, ref_cnt: int) -> None:
-    policy = fill(with_target(twin, 8, 3), [A, B, C], [D])
-    policy.get(A).ref_cnt = ref_cnt
-    assert evict(policy, 1) == "B"
-    assert evict(policy, 1) == "D"
-
-
-def test_skipped_blocks_keep_their_place(twin: ModuleType) -> None:
-    policy = fill(arc(twin, 8), [A, B, C], [D, E])
-    policy.get(A).ref_cnt = 1
-    policy.get(D).ref_cnt = 1
-    assert evict(policy, 1, B) == "C"
-    assert evict(policy, 1, B) == "E"
-    assert lists(policy)[:2] == ("AB", "D")
-    policy.get(A).ref_cnt = 0
-    policy.get(D).ref_cnt = 0
-    assert evict(policy, 3) == "ABD"
 
 
 def test_many_blocks_leave_in_one_scan() -> None:
@@ -244,42 +225,21 @@ def test_the_order_is_that_of_skipping_however_often_blocks_are_passed_over(
     assert (names(policy.t1), names(policy.t2)) == ("G", "EF")
 
 
-def test_a_victim_becomes_the_most_recent_ghost_of_its_list(twin: ModuleType) -> None:
-    policy = fill(arc(twin, 8), [A, B], [C, D])
-    assert evict(policy, 3) == "ABC"
-    assert evict(policy, 1) == "D"
-    assert lists(policy) == ("", "", "AB", "CD")
-
-
 def test_each_ghost_list_is_trimmed_to_the_capacity_oldest_first(twin: ModuleType) -> None:
     policy = arc(twin, 2, [A, B, C])
     assert evict(policy, 1) == "A"
     assert evict(policy, 2) == "BC"
     assert lists(policy) == ("", "", "BC", "")
     fill(policy, [], [D, E, F])
-    assert evict(policy, 3) == "DEF"
+    assert evict(policy, 3) == "DEF"  # trimmed after it
     assert lists(policy) == ("", "", "BC", "EF")
-
-
-def test_one_large_eviction_trims_after_it(twin: ModuleType) -> None:
-    policy = arc(twin, 2, [A, B, C, D, E])
-    assert evict(policy, 5) == "ABCDE"
-    assert lists(policy) == ("", "", "DE", "")
-
-
-def test_with_capacity_zero_there_are_no_ghosts(twin: ModuleType) -> None:
-    policy = arc(twin, 0, [A])
-    assert evict(policy, 1) == "A"
-    policy.touch([A])
-    assert lists(policy) == ("", "", "", "")
-    assert policy.target_t1_size == 0.0
-
-
-def test_remove_leaves_no_ghost(twin: ModuleType) -> None:
-    policy = fill(arc(twin, 4), [A], [B])
-    policy.remove(A)
+    policy.insert(B, idle(0))
     policy.remove(B)
-    assert lists(policy) == ("", "", "", "")
+    assert lists(policy) == ("", "", "C", "EF")
+    none = arc(twin, 0, [A])
+    assert evict(none, 1) == "A"
+    none.touch([A])
+    assert (*lists(none), none.target_t1_size) == ("", "", "", "", 0.0)
 
 
 def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleType) -> None:
@@ -302,20 +262,6 @@ def test_a_store_that_fails_forgets_the_former_ghost(build_arc: Build) -> None:
     manager.complete_store([A], success=False)
     assert names(manager.policy.b1) == "B"
     assert manager.stats()["ghosts"] == 1
-
-
-def test_a_refused_store_leaves_every_list(build_arc: Build) -> None:
-    manager = build_arc(4)
-    store(manager, [A, B, C, D])
-    manager.touch([C, D])
-    manager.prepare_load([A])
-    store(manager, [E])
-    before = lists(manager.policy)
-    assert before == ("AE", "DC", "B", "")
-    assert manager.prepare_store([F, G, H, B]) is None
-    assert lists(manager.policy) == before
-    manager.touch([B])
-    assert manager.policy.target_t1_size == 1.0
 
 
 def test_a_large_cache_adapts_as_the_rules_say(twin: ModuleType) -> None:

@@ -59,29 +59,17 @@ def test_an_empty_batch_is_legal(build: Build, method: str) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1, 3])
-def test_an_element_that_is_not_exactly_bytes(build: Build, method: str, position: int) -> None:
+def test_an_element_that_is_no_hash(build: Build, method: str, position: int) -> None:
     manager = prepared(build, method)
     before = observe(manager)
-    for element in (bytearray(A), memoryview(A), A.hex(), 5, None, BytesOfMyOwn(A), (A,)):
+    for element in (bytearray(A), memoryview(A), A.hex(), 5, None, BytesOfMyOwn(A), (A,), b""):
         batch: list[Any] = [A, B, C]
         batch.insert(position, element)
-        with pytest.raises(TypeError) as caught:
+        error, said = (
+            (TypeError, type(element).__name__) if element != b"" else (ValueError, "empty")
+        )
+        with pytest.raises(error, match=rf"\[{position}\].*{said}"):
             getattr(manager, method)(batch)
-        assert f"[{position}]" in str(caught.value)
-        assert "bytes" in str(caught.value)
-        assert type(element).__name__ in str(caught.value)
-        assert observe(manager) == before
-
-
-def test_an_empty_hash(build: Build, method: str) -> None:
-    manager = prepared(build, method)
-    before = observe(manager)
-    for position in (0, 2):
-        batch: list[bytes] = [A, B, C]
-        batch.insert(position, b"")
-        with pytest.raises(ValueError, match="empty") as caught:
-            getattr(manager, method)(batch)
-        assert f"[{position}]" in str(caught.value)
         assert observe(manager) == before
 
 

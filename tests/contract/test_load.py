@@ -36,16 +36,6 @@ def test_the_ids_are_the_callers(build: Build) -> None:
     assert slots(second) == [0]
 
 
-def test_the_same_hash_twice_pins_twice(build: Build) -> None:
-    manager = build(1)
-    store(manager, [A])
-    assert slots(manager.prepare_load([A, A])) == [0, 0]
-    manager.complete_load([A])
-    assert manager.prepare_store([B]) is None
-    manager.complete_load([A])
-    assert manager.prepare_store([B]) is not None
-
-
 @pytest.mark.parametrize(
     ("method", "pinned", "batch", "error", "named"),
     [
@@ -83,13 +73,6 @@ def test_loads_change_no_recency(build: Build) -> None:
     manager.prepare_load([A, B])
     manager.complete_load([B, A])
     assert names(store(manager, [D, E]).block_hashes_evicted) == "AB"
-
-
-def test_complete_load_returns_nothing(build: Build) -> None:
-    manager = build(1)
-    store(manager, [A])
-    manager.prepare_load([A])
-    assert manager.complete_load(once([A])) is None
 
 
 def test_a_count_of_pins_does_not_wrap(build: Build) -> None:

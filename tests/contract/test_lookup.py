@@ -20,25 +20,12 @@ class OwnList(list[Any]):
     """A list that could iterate in its own way."""
 
 
-def test_a_pinned_block_is_ready(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A])
-    manager.prepare_load([A])
-    assert manager.lookup([A]) == 1
-
-
-def test_an_occurrence_is_counted_each_time(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A])
-    assert manager.lookup(once([A, A, A])) == 3
-
-
-def test_lookup_changes_no_recency(build: Build) -> None:
+def test_lookup_counts_each_occurrence_and_changes_no_recency(build: Build) -> None:
     manager = build(2)
     store(manager, [A])
     store(manager, [B])
     before = observe(manager)
-    assert manager.lookup([A]) == 1
+    assert manager.lookup(once([A, A, A])) == 3
     after = observe(manager)
     assert {**after, "stats": None} == {**before, "stats": None}
     assert names(store(manager, [C]).block_hashes_evicted) == "A"

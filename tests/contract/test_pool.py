@@ -10,7 +10,6 @@ import pytest
 
 from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
 from tests.blocks import A, B, C, D, E, F, G, H, names, once, slots, store
-from tests.contract.conftest import Build
 
 pytestmark = pytest.mark.fast
 
@@ -107,26 +106,6 @@ def test_a_pool_checks_its_batch(twin: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"\[1\]"):
         backend.allocate_blocks([A, 5])
     assert taken(backend.allocate_blocks(once([A]))) == [0]
-
-
-def test_the_evicted_are_freed_in_order_before_the_new_are_placed(build_pooled: Build) -> None:
-    manager = build_pooled(4)
-    for block in (A, B, C, D):
-        store(manager, [block])
-    output = store(manager, [E, F, G])
-    assert names(output.block_hashes_evicted) == "ABC"
-    assert slots(output.store_spec) == [2, 1, 0]
-
-
-def test_slots_freed_by_a_failure_and_by_eviction_make_one_list(build_pooled: Build) -> None:
-    manager = build_pooled(3)
-    store(manager, [A])
-    store(manager, [B])
-    manager.prepare_store([C])
-    manager.complete_store([C], success=False)
-    output = store(manager, [D, E, F])
-    assert names(output.block_hashes_evicted) == "AB"
-    assert slots(output.store_spec) == [1, 0, 2]
 
 
 @pytest.fixture(params=["LRUOffloadingManager", "ARCOffloadingManager"])

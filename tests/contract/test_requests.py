@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
@@ -14,7 +13,6 @@ import pytest
 from kvoffload import (
     BlockNotFoundError,
     BlockNotPinnedError,
-    BlockNotReadyError,
     Hints,
     OffloadError,
     Request,
@@ -72,18 +70,6 @@ def test_the_begin_and_the_finish_use_the_blocks_last_first(build_lru: Build) ->
     assert names(output.block_hashes_evicted) == "DCBA"
 
 
-def test_a_prompt_may_be_stored_in_steps(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([A, B, C, D])
-    assert names(request.prepare_store(0, 2).block_hashes_to_store) == "AB"
-    assert names(request.prepare_store(1, 3).block_hashes_to_store) == "C"
-    assert names(request.prepare_store(3).block_hashes_to_store) == "D"
-    assert request.prepare_store(2, 2).block_hashes_to_store == []
-    request.complete_store()
-    assert manager.stats()["pending"] == 0
-    assert request.lookup() == 4
-
-
 def test_a_store_ends_what_the_request_has_not_ended(build: Build) -> None:
     manager = build(6, enable_events=True)
     request = manager.begin([A, B, C])
@@ -134,26 +120,6 @@ def test_stores_of_any_parts_end_in_the_order_in_which_they_began(
     check_invariants(manager)
 
 
-def test_the_manager_may_end_a_request_s_store(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([A, B])
-    request.prepare_store()
-    manager.complete_store([A])
-    manager.complete_store([B], False)
-    before = observe(manager)
-    request.complete_store()
-    assert observe(manager) == before
-
-
-def test_a_refused_store_has_nothing_to_complete(build: Build) -> None:
-    manager = build(2)
-    request = manager.begin([A, B, C])
-    assert request.prepare_store() is None
-    assert manager.stats()["refused_stores"] == 1
-    request.complete_store()
-    assert len(manager) == 0
-
-
 def test_an_answer_s_blocks_are_the_last(build_lru: Build) -> None:
     manager = build_lru(4)
     store(manager, [A, B, C, D])
@@ -165,24 +131,6 @@ def test_an_answer_s_blocks_are_the_last(build_lru: Build) -> None:
     request.finish()
     request.complete_store()
     assert names(store(manager, [F, G, H]).block_hashes_evicted) == "DEB"
-
-
-def test_the_same_blocks_may_be_in_several_requests(build: Build) -> None:
-    manager = build(4)
-    first, second = manager.begin([A, B]), manager.begin([A, B, A])
-    assert names(first.prepare_store().block_hashes_to_store) == "AB"
-    assert second.prepare_store().block_hashes_to_store == []
-    with pytest.raises(BlockNotReadyError):
-        second.prepare_load(0, 1)
-    first.complete_store()
-    second.prepare_load(0, 3)  # a block that occurs twice is pinned twice
-    first.prepare_load(0, 1)
-    second.complete_load(0, 3)
-    assert manager.stats()["pinned"] == 1
-    first.complete_load(0, 1)
-    with pytest.raises(BlockNotPinnedError):
-        first.complete_load(0, 1)
-    check_invariants(manager)
 
 
 def test_a_request_sees_what_others_changed(build: Build) -> None:
@@ -197,22 +145,6 @@ def test_a_request_sees_what_others_changed(build: Build) -> None:
     store(manager, [B])
     assert request.lookup(1) == 1
     assert names(request.prepare_store(0, 1).block_hashes_to_store) == "A"
-    check_invariants(manager)
-
-
-def test_after_a_reset_a_request_goes_on_and_finds_nothing(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    request = manager.begin([A, B, C])
-    request.prepare_store()
-    manager.reset_cache()
-    assert request.lookup() == 0
-    request.complete_store()
-    assert len(manager) == 0
-    assert names(request.prepare_store().block_hashes_to_store) == "ABC"
-    request.complete_store()
-    assert request.lookup() == 3
-    request.finish()
     check_invariants(manager)
 
 
@@ -535,24 +467,6 @@ def test_a_bound_may_call_the_request(build: Build) -> None:
     assert request.lookup(Extends()) == 1
     assert len(request) == 302
     check_invariants(manager)
-
-
-def test_another_thread_may_go_on(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([A, B])
-    found: list[int] = []
-
-    def work() -> None:
-        request.prepare_store()
-        request.complete_store()
-        found.append(request.lookup())
-        request.finish()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [2]
-    assert request.is_finished
 
 
 def test_a_request_is_begun_by_a_manager_alone(twin: ModuleType) -> None:

@@ -8,14 +8,12 @@ import pytest
 
 from kvoffload import BlockNotFoundError
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, block_hashes, names, slots, store
+from tests.blocks import A, B, C, D, E, block_hashes, names, store
 from tests.contract.conftest import Build
 from tests.observation import observe
-from tests.parts import ListBackend, ListPolicy
+from tests.parts import ListBackend
 
 pytestmark = pytest.mark.fast
-
-PRESENT = ("resident", "pending", "pinned", "free", "ghosts")
 
 
 def test_reset_drops_blocks_of_every_kind(build: Build) -> None:
@@ -32,47 +30,6 @@ def test_reset_drops_blocks_of_every_kind(build: Build) -> None:
     manager.complete_store([C])
     assert len(manager) == 0
     check_invariants(manager)
-
-
-def test_events_from_before_a_reset_can_still_be_taken(build: Build) -> None:
-    manager = build(4, enable_events=True)
-    store(manager, [A])
-    manager.reset_cache()
-    assert [names(event.block_hashes) for event in manager.take_events()] == ["A"]
-
-
-def test_reset_makes_a_difference_to_present_counts_alone(build: Build) -> None:
-    manager = build(2)
-    for block in (A, B, C, D):
-        store(manager, [block])
-    manager.prepare_load([D])
-    manager.prepare_store([E])
-    assert manager.prepare_store([A, B]) is None
-    manager.complete_store([E], success=False)
-    manager.lookup([D, A])
-    before = manager.stats()
-    manager.reset_cache()
-    after = manager.stats()
-    assert {name: after[name] for name in PRESENT} == {
-        "resident": 0,
-        "pending": 0,
-        "pinned": 0,
-        "free": 2,
-        "ghosts": 0,
-    }
-    for name in PRESENT:
-        del before[name], after[name]
-    assert after == before
-
-
-@pytest.mark.parametrize("cache_policy", ["lru", "arc", ListPolicy])
-def test_the_pool_starts_again_at_zero(twin: ModuleType, cache_policy: object) -> None:
-    manager = twin.CPUOffloadingManager(16, 4, cache_policy)
-    store(manager, [A, B, C])
-    manager.prepare_store([D])
-    manager.complete_store([D], success=False)
-    manager.reset_cache()
-    assert slots(store(manager, [E, F, A]).store_spec) == [0, 1, 2]
 
 
 def test_after_a_reset_a_manager_is_as_new(build: Build) -> None:
@@ -112,14 +69,6 @@ def test_a_users_backend_gets_its_blocks_back_least_recent_first(
     manager.reset_cache()
     assert names(bytes.fromhex(block.label) for block in backend.freed) == order
     assert len({id(block) for block in backend.freed}) == backend.get_num_free_blocks() == 5
-
-
-def test_a_reset_of_nothing_is_legal(build: Build) -> None:
-    manager = build(3)
-    manager.reset_cache()
-    manager.reset_cache()
-    assert len(manager) == 0
-    check_invariants(manager)
 
 
 def test_a_status_held_over_a_reset_keeps_its_last_values(build: Build) -> None:

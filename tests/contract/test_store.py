@@ -29,14 +29,6 @@ def test_resident_hashes_are_dropped_pending_included(build: Build) -> None:
     assert len(manager) == 5
 
 
-def test_repeats_in_a_batch_are_dropped_and_the_first_wins(build: Build) -> None:
-    manager = build(4)
-    output = manager.prepare_store([B, A, B, B, A])
-    assert names(output.block_hashes_to_store) == "BA"
-    assert slots(output.store_spec) == [0, 1]
-    assert (len(manager), manager.stats()["free"]) == (2, 2)
-
-
 @pytest.mark.parametrize("hashes", [[A, B], [A * 40, B], [A[:1], B * 3]])
 def test_what_was_evicted_is_a_list_that_stays(build: Build, hashes: list[bytes]) -> None:
     manager = build(2)
@@ -88,14 +80,6 @@ def test_nothing_to_store_is_an_empty_output(build: Build, batch: list[bytes]) -
     assert observe(manager) == before
 
 
-def test_resident_hashes_of_the_batch_need_no_slot(build: Build) -> None:
-    manager = build(3)
-    store(manager, [A, B])
-    output = store(manager, [A, B, C])
-    assert names(output.block_hashes_to_store) == "C"
-    assert output.block_hashes_evicted == []
-
-
 def test_an_idle_block_of_the_batch_is_never_evicted(build: Build) -> None:
     manager = build(3)
     for block in (A, B, C):
@@ -104,16 +88,6 @@ def test_an_idle_block_of_the_batch_is_never_evicted(build: Build) -> None:
     assert names(output.block_hashes_to_store) == "D"
     assert names(output.block_hashes_evicted) == "B"
     assert manager.lookup([A]) == 1
-
-
-def test_a_store_is_refused_where_only_its_own_blocks_could_leave(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    before = observe(manager)
-    assert manager.prepare_store([A, B, C]) is None
-    after = observe(manager)
-    assert after["stats"].pop("refused_stores") == before["stats"].pop("refused_stores") + 1
-    assert after == before
 
 
 def test_pending_and_pinned_blocks_are_never_evicted(build: Build) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.blocks import A, B, C, D, E, F, G, H, names, once, store
 from tests.contract.conftest import Build
-from tests.observation import observe
 from tests.parts import ListPolicy
 
 pytestmark = pytest.mark.fast
@@ -43,14 +42,6 @@ def test_unknown_hashes_are_not_an_error(build: Build) -> None:
     assert names(store(manager, [E]).block_hashes_evicted) == "B"
 
 
-def test_touch_counts_as_nothing_and_pins_nothing(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    before = manager.stats()
-    assert manager.touch(once([A, B])) is None
-    assert manager.stats() == before
-
-
 @pytest.mark.parametrize("is_pending", [True, False], ids=["pending", "pinned"])
 def test_touch_moves_a_block_that_is_in_use(build_lru: Build, is_pending: bool) -> None:
     manager = build_lru(3)
@@ -65,15 +56,6 @@ def test_touch_moves_a_block_that_is_in_use(build_lru: Build, is_pending: bool) 
     else:
         manager.complete_load([A])
     assert names(store(manager, [D, E, F]).block_hashes_evicted) == "BCA"
-
-
-def test_touch_of_nothing_changes_nothing(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    before = observe(manager)
-    manager.touch([])
-    manager.touch([C])
-    assert observe(manager) == before
 
 
 def test_a_policy_hears_of_every_hash_in_batch_order(twin: ModuleType) -> None:
