@@ -10,7 +10,6 @@ import pytest
 
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, store
-from tests.contract.conftest import Build
 from tests.policies.steps import evict, idle
 
 pytestmark = pytest.mark.fast
@@ -27,16 +26,6 @@ def arc(twin: ModuleType, capacity: int, blocks: Iterable[bytes] = ()) -> Any:
 def lists(policy: Any) -> tuple[str, str, str, str]:
     """Return T1, T2, B1, B2, least recent first."""
     return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
-
-
-def test_insert_takes_the_hash_out_of_the_ghosts_and_still_into_t1(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.touch([B])
-    assert evict(policy, 2) == "AB"
-    assert lists(policy) == ("", "", "A", "B")
-    policy.insert(A, idle(0))
-    policy.insert(B, idle(1))
-    assert lists(policy) == ("AB", "", "", "")
 
 
 @pytest.mark.parametrize(
@@ -250,31 +239,3 @@ def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleT
     store(manager, [A])
     assert manager.cache_capacity == 3
     assert twin.CPUOffloadingManager(16, 7, "arc").policy.cache_capacity == 7
-
-
-def test_a_store_that_fails_forgets_the_former_ghost(build_arc: Build) -> None:
-    manager = build_arc(2)
-    store(manager, [A, B])
-    store(manager, [C])
-    assert names(manager.policy.b1) == "A"
-    manager.prepare_store([A])
-    assert names(manager.policy.b1) == "B"
-    manager.complete_store([A], success=False)
-    assert names(manager.policy.b1) == "B"
-    assert manager.stats()["ghosts"] == 1
-
-
-def test_a_large_cache_adapts_as_the_rules_say(twin: ModuleType) -> None:
-    capacity = 50
-    manager = twin.CPUOffloadingManager(16, capacity, "arc")
-    first = block_hashes(*range(capacity))
-    store(manager, first)
-    manager.touch(first)
-    second = block_hashes(*range(100, 100 + capacity))
-    assert store(manager, second).block_hashes_evicted == first[::-1]
-    third = block_hashes(*range(200, 220))
-    assert store(manager, third).block_hashes_evicted == second[:20]
-    manager.touch(second[:20])
-    assert manager.policy.target_t1_size == 20 * (50 / 20)
-    manager.touch(first[:4])
-    assert manager.policy.target_t1_size == 46.0

@@ -30,47 +30,6 @@ def test_events_are_off_unless_asked_for(build: Build) -> None:
     assert list(manager.take_events()) == []
 
 
-def test_an_event_lists_the_blocks_that_became_idle_in_batch_order(build: Build) -> None:
-    manager = build(4, enable_events=True)
-    store(manager, [D])
-    taken(manager)
-    manager.prepare_store([A, B, C])
-    manager.complete_store([E, C, D, A, C, B])
-    assert taken(manager) == [("CAB", "stored")]
-
-
-def test_an_eviction_is_one_event_in_eviction_order(build: Build) -> None:
-    manager = build(3, enable_events=True)
-    for block in (B, A, C):
-        store(manager, [block])
-    taken(manager)
-    output = manager.prepare_store([D, E])
-    assert names(output.block_hashes_evicted) == "BA"
-    assert taken(manager) == [("BA", "removed")]
-
-
-def test_a_failed_store_emits_nothing(build: Build) -> None:
-    manager = build(2, enable_events=True)
-    manager.prepare_store([A, B])
-    manager.complete_store([A, B], success=False)
-    assert taken(manager) == []
-
-
-def test_calls_that_change_no_block_emit_nothing(build: Build) -> None:
-    manager = build(2, enable_events=True)
-    store(manager, [A, B])
-    taken(manager)
-    manager.complete_store([A, B])
-    manager.complete_store([])
-    assert manager.prepare_store([A, B]) is not None
-    manager.prepare_load([A, B])
-    assert manager.prepare_store([C]) is None
-    manager.complete_load([A, B])
-    manager.touch([A])
-    manager.lookup([A])
-    assert taken(manager) == []
-
-
 def test_an_event_carries_block_size_and_medium(build: Build) -> None:
     manager = build(1, block_size=48, enable_events=True)
     store(manager, [A])

@@ -11,7 +11,7 @@ from kvoffload import (
     BlockNotReadyError,
     RefCountOverflowError,
 )
-from tests.blocks import A, B, C, D, E, names, once, slots, store
+from tests.blocks import A, B, C, D, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
@@ -64,15 +64,6 @@ def test_a_load_is_refused_for_the_first_offending_hash(
     assert observe(manager) == before
     manager.complete_load(pinned)
     assert manager.stats()["pinned"] == 0
-
-
-def test_loads_change_no_recency(build: Build) -> None:
-    manager = build(3)
-    for block in (A, B, C):
-        store(manager, [block])
-    manager.prepare_load([A, B])
-    manager.complete_load([B, A])
-    assert names(store(manager, [D, E]).block_hashes_evicted) == "AB"
 
 
 def test_a_count_of_pins_does_not_wrap(build: Build) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.blocks import A, B, C, D, E, block_hashes, names, once, store
+from tests.blocks import A, B, D, E, block_hashes, once, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
@@ -18,17 +18,6 @@ pytestmark = pytest.mark.fast
 
 class OwnList(list[Any]):
     """A list that could iterate in its own way."""
-
-
-def test_lookup_counts_each_occurrence_and_changes_no_recency(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    store(manager, [B])
-    before = observe(manager)
-    assert manager.lookup(once([A, A, A])) == 3
-    after = observe(manager)
-    assert {**after, "stats": None} == {**before, "stats": None}
-    assert names(store(manager, [C]).block_hashes_evicted) == "A"
 
 
 @pytest.mark.parametrize("form", [list, tuple])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
-from tests.blocks import A, B, C, D, E, F, G, H, names, once, slots, store
+from tests.blocks import A, B, C, D, E, F, G, names, once, slots, store
 
 pytestmark = pytest.mark.fast
 
@@ -111,19 +111,6 @@ def test_a_pool_checks_its_batch(twin: ModuleType) -> None:
 @pytest.fixture(params=["LRUOffloadingManager", "ARCOffloadingManager"])
 def manager_class(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
     return getattr(twin, request.param)
-
-
-def test_a_manager_uses_its_backends_own_pool(twin: ModuleType, manager_class: Any) -> None:
-    backend = twin.CPUBackend(16, 4)
-    manager = manager_class(backend)
-    (outside,) = backend.allocate_blocks([H])
-    assert slots(store(manager, [A, B]).store_spec) == [1, 2]
-    assert backend.get_num_free_blocks() == manager.stats()["free"] == 1
-    assert manager.prepare_store([C, D, E, F]) is None
-    assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
-    backend.free(outside)
-    assert slots(store(manager, [E]).store_spec) == [0]
-    assert backend.get_num_free_blocks() == 0
 
 
 def test_two_managers_share_a_backend(twin: ModuleType, manager_class: Any) -> None:

@@ -49,17 +49,6 @@ def test_the_life_of_a_request(build: Build) -> None:
     check_invariants(manager)
 
 
-def test_a_lookup_asks_for_what_the_accelerator_has_not(build: Build) -> None:
-    manager = build(4)
-    store(manager, [B, C])
-    request = manager.begin([A, B, C, D])
-    assert request.lookup() == 0
-    assert request.lookup(1) == 2
-    assert request.lookup(4) == 0
-    stats = manager.stats()
-    assert (stats["lookups"], stats["lookup_blocks"], stats["hit_blocks"]) == (3, 7, 2)
-
-
 def test_the_begin_and_the_finish_use_the_blocks_last_first(build_lru: Build) -> None:
     manager = build_lru(4)
     store(manager, [A, B, C, D])
@@ -304,16 +293,6 @@ def test_a_block_that_raises_finishes_the_request(build: Build) -> None:
     with pytest.raises(KeyError), manager.begin([A]) as request:
         raise KeyError("the engine's own")
     assert request.is_finished
-
-
-def test_a_request_that_is_dropped_is_forgotten_without_a_second_use(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B])
-    manager.touch([C, D])
-    del request
-    gc.collect()
-    assert names(store(manager, [E, F]).block_hashes_evicted) == "BA"
 
 
 @pytest.mark.parametrize(

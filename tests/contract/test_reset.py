@@ -6,30 +6,12 @@ from types import ModuleType
 
 import pytest
 
-from kvoffload import BlockNotFoundError
-from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, block_hashes, names, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 from tests.parts import ListBackend
 
 pytestmark = pytest.mark.fast
-
-
-def test_reset_drops_blocks_of_every_kind(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    manager.prepare_load([B])
-    manager.prepare_store([C])
-    assert manager.reset_cache() is None
-    assert len(manager) == 0
-    assert [block in manager for block in (A, B, C)] == [False] * 3
-    assert manager.lookup([A]) == 0
-    with pytest.raises(BlockNotFoundError):
-        manager.complete_load([B])
-    manager.complete_store([C])
-    assert len(manager) == 0
-    check_invariants(manager)
 
 
 def test_after_a_reset_a_manager_is_as_new(build: Build) -> None:

@@ -18,17 +18,6 @@ from tests.observation import observe
 pytestmark = pytest.mark.fast
 
 
-def test_resident_hashes_are_dropped_pending_included(build: Build) -> None:
-    manager = build(8)
-    store(manager, [A])
-    store(manager, [B])
-    manager.prepare_load([B])
-    manager.prepare_store([C])
-    output = manager.prepare_store([A, D, B, C, E])
-    assert names(output.block_hashes_to_store) == "DE"
-    assert len(manager) == 5
-
-
 @pytest.mark.parametrize("hashes", [[A, B], [A * 40, B], [A[:1], B * 3]])
 def test_what_was_evicted_is_a_list_that_stays(build: Build, hashes: list[bytes]) -> None:
     manager = build(2)
@@ -78,26 +67,6 @@ def test_nothing_to_store_is_an_empty_output(build: Build, batch: list[bytes]) -
     assert output.store_spec.block_ids.dtype.name == "int64"
     assert output.store_spec.medium() == "CPU"
     assert observe(manager) == before
-
-
-def test_an_idle_block_of_the_batch_is_never_evicted(build: Build) -> None:
-    manager = build(3)
-    for block in (A, B, C):
-        store(manager, [block])
-    output = store(manager, [D, A])
-    assert names(output.block_hashes_to_store) == "D"
-    assert names(output.block_hashes_evicted) == "B"
-    assert manager.lookup([A]) == 1
-
-
-def test_pending_and_pinned_blocks_are_never_evicted(build: Build) -> None:
-    manager = build(3)
-    manager.prepare_store([A])
-    store(manager, [B])
-    manager.prepare_load([B])
-    store(manager, [C])
-    assert manager.prepare_store([D, E]) is None
-    assert names(store(manager, [D]).block_hashes_evicted) == "C"
 
 
 def test_capacity_zero_refuses_every_store_that_needs_a_slot(build: Build) -> None:

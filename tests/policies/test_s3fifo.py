@@ -30,16 +30,11 @@ def use(policy: Any, block: bytes, times: int) -> None:
         policy.touch([block, other])
 
 
-def test_a_new_block_enters_small_and_leaves_as_a_ghost(twin: ModuleType) -> None:
+def test_a_new_block_enters_small_leaves_as_a_ghost_and_returns_to_main(twin: ModuleType) -> None:
     policy = s3fifo(twin, [A, B, C])
     assert queues(policy) == ("ABC", "", "")
     assert evict(policy, 1) == "A"
     assert queues(policy) == ("BC", "", "A")
-
-
-def test_a_ghost_enters_main(twin: ModuleType) -> None:
-    policy = s3fifo(twin, [A, B, C])
-    evict(policy, 1)
     policy.insert(A, idle())
     assert queues(policy) == ("BC", "A", "")
 

@@ -11,7 +11,6 @@ from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm.hints import IGNORED_METRIC
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
-from kvoffload.watch import Watch
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine
 from tests.vllm.pair import Pair
@@ -169,14 +168,6 @@ def test_an_end_leaves_what_other_sessions_share(cache_policy, on_accelerator):
         assert not set(requests.evicted(3)) & set(prompt)
 
 
-def test_a_session_that_goes_on_keeps_its_chunks_its_own():
-    requests = Requests("lru", 20)
-    for length in (4, 6, 6, 9):
-        requests.run(keys(0, 0, length))
-    requests.run(keys(0, 0, 12), ENDS)
-    assert requests.num_released == 12
-
-
 def test_requests_that_store_a_prompt_at_the_same_time_share_it():
     manager = KVOffloadManager(20, "lru")
     prompt, made = keys(0, 0, 3), []
@@ -302,15 +293,3 @@ def test_hit_density_hears_when_each_session_asks_again():
             assert stored == [says[session] is soon] * 2
         (source,) = requests.manager._rules.policy.hint_sources
         assert source.name == "agent"
-
-
-def test_a_watch_counts_what_clients_say_once_per_request():
-    requests = Requests("lru", 8)
-    requests.manager = KVOffloadManager(8, "lru", watch=Watch())
-    requests.run(keys(1, 0, 2), ENDS)
-    requests.run(keys(2, 0, 2), {"kvoffload": {"expect_s": 2.5, "source": "agent"}})
-    requests.run(keys(3, 0, 2))
-    told = {
-        heard.source: (heard.ends, heard.expects) for heard in requests.manager.watch.report().hints
-    }
-    assert told == {"": (1, 0), "agent": (0, 1)}
