@@ -28,19 +28,14 @@ class Index:
         return self.value
 
 
-def build_cpu(twin: ModuleType, argument: str, value: Any) -> Any:
-    arguments = {"block_size": 16, "num_blocks": 4, argument: value}
-    return twin.CPUOffloadingManager(**arguments)
+@pytest.fixture(params=["CPUOffloadingManager", "CPUBackend"])
+def construct(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
+    """Return a constructor that is given one argument other than usual."""
 
+    def construct(argument: str, value: Any) -> Any:
+        return getattr(twin, request.param)(**{"block_size": 16, "num_blocks": 4, argument: value})
 
-def build_backend(twin: ModuleType, argument: str, value: Any) -> Any:
-    arguments = {"block_size": 16, "num_blocks": 4, argument: value}
-    return twin.CPUBackend(**arguments)
-
-
-@pytest.fixture(params=[build_cpu, build_backend], ids=["manager", "backend"])
-def construct(request: pytest.FixtureRequest) -> Any:
-    return request.param
+    return construct
 
 
 @pytest.mark.parametrize(
@@ -52,48 +47,46 @@ def construct(request: pytest.FixtureRequest) -> Any:
         ("block_size", -3, "block_size must be >= 1, got -3"),
     ],
 )
-def test_out_of_bounds(
-    twin: ModuleType, construct: Any, argument: str, value: int, message: str
-) -> None:
+def test_out_of_bounds(construct: Any, argument: str, value: int, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
-        construct(twin, argument, value)
+        construct(argument, value)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
 @pytest.mark.parametrize("value", [-(10**5000), 10**5000], ids=["negative", "positive"])
 def test_a_value_of_any_length_makes_a_short_message(
-    twin: ModuleType, construct: Any, argument: str, value: int
+    construct: Any, argument: str, value: int
 ) -> None:
     with pytest.raises(ValueError, match=argument) as caught:
-        construct(twin, argument, value)
+        construct(argument, value)
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
 @pytest.mark.parametrize("value", [True, False, 4.0, "4", None, [4], b"4"])
-def test_not_an_integer(twin: ModuleType, construct: Any, argument: str, value: Any) -> None:
+def test_not_an_integer(construct: Any, argument: str, value: Any) -> None:
     with pytest.raises(TypeError) as caught:
-        construct(twin, argument, value)
+        construct(argument, value)
     assert str(caught.value).startswith(f"{argument} must be an integer, got ")
     assert str(value).strip("[]'b") in str(caught.value)
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
-def test_an_integer_by_index_will_do(twin: ModuleType, construct: Any, argument: str) -> None:
+def test_an_integer_by_index_will_do(construct: Any, argument: str) -> None:
     for value in (Index(5), np.int64(5), np.uint8(5)):
-        built = construct(twin, argument, value)
+        built = construct(argument, value)
         assert built.block_size == (5 if argument == "block_size" else 16)
         assert type(built.block_size) is int
 
 
-def test_what_index_raises_passes_through(twin: ModuleType, construct: Any) -> None:
+def test_what_index_raises_passes_through(construct: Any) -> None:
     class Failing:
         def __index__(self) -> int:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        construct(twin, "num_blocks", Failing())
+        construct("num_blocks", Failing())
 
 
 def test_arguments_by_name_by_place_and_by_default(twin: ModuleType) -> None:

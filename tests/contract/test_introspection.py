@@ -100,22 +100,16 @@ def test_a_status_of_an_evicted_block_never_shows_anothers(build: Build) -> None
     assert (held.ref_cnt, held.block_id) == (0, 0)
 
 
-def test_a_status_of_a_failed_store_keeps_its_last_values(build: Build) -> None:
-    manager = build(1)
+@pytest.mark.parametrize("leaves", ["failed", "reset"])
+def test_a_status_of_a_pending_block_that_left_keeps_its_last_values(
+    build: Build, leaves: str
+) -> None:
+    manager = build(2)
     manager.prepare_store([A])
     held = manager.policy.get(A)
-    manager.complete_store([A], success=False)
-    store(manager, [B])
+    manager.complete_store([A], success=False) if leaves == "failed" else manager.reset_cache()
+    store(manager, [B, C])
     assert (held.ref_cnt, held.block_id) == (-1, 0)
-
-
-def test_a_status_outlives_its_manager(build: Build) -> None:
-    manager = build(3)
-    store(manager, [A, B])
-    manager.prepare_load([B])
-    held = manager.policy.get(B)
-    del manager
-    assert (held.ref_cnt, held.block_id) == (1, 1)
 
 
 def rows(table: Any) -> list[tuple[int, int]]:

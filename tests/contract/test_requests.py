@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
@@ -11,8 +12,6 @@ from typing import Any
 import pytest
 
 from kvoffload import (
-    BlockNotFoundError,
-    BlockNotPinnedError,
     Hints,
     OffloadError,
     Request,
@@ -20,10 +19,12 @@ from kvoffload import (
 )
 from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
-from tests.contract.conftest import Build
+from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
+from tests.contract.conftest import DISTINCT_KINDS, Build
+from tests.contract.test_machine import Modelled, agree, modelled
 from tests.observation import observe
 from tests.parts import ListPolicy
+from tests.strategies import KEYS
 
 
 def test_the_life_of_a_request(build: Build) -> None:
@@ -49,131 +50,6 @@ def test_the_life_of_a_request(build: Build) -> None:
     check_invariants(manager)
 
 
-def test_the_begin_and_the_finish_use_the_blocks_last_first(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B])
-    manager.touch([C, D])
-    request.finish()
-    output = store(manager, [E, F, G, H])
-    assert names(output.block_hashes_evicted) == "DCBA"
-
-
-def test_a_store_ends_what_the_request_has_not_ended(build: Build) -> None:
-    manager = build(6, enable_events=True)
-    request = manager.begin([A, B, C])
-    request.prepare_store(0, 1)
-    request.complete_store()
-    request.prepare_store(1, 2)
-    request.complete_store(False)
-    request.prepare_store(2, 3)
-    other = manager.begin([B, D])
-    other.prepare_store()
-    request.complete_store()  # it has no part in B any longer
-    assert [block in manager for block in (A, B, C, D)] == [True, True, True, True]
-    assert manager.stats()["pending"] == 2
-    request.complete_store()
-    assert manager.stats()["pending"] == 2
-    stored = [names(event.block_hashes) for event in manager.take_events()]
-    assert stored == ["A", "C"]
-
-
-@pytest.mark.parametrize(
-    ("parts", "stored"),
-    [
-        ([(1, 4)], "ACD"),  # of B A C D E F, where B is resident
-        ([(1, 4), (4, 5)], "ACDE"),
-        ([(2, 3), (4, 6)], "CEF"),
-        ([(4, 6), (1, 3)], "EFAC"),
-        ([(0, 3), (4, 5), (0, 6)], "ACEDF"),
-        ([(2, 4), (2, 4), (4, 4), (4, 6)], "CDEF"),
-    ],
-)
-def test_stores_of_any_parts_end_in_the_order_in_which_they_began(
-    build: Build, parts: list[tuple[int, int]], stored: str
-) -> None:
-    manager = build(8, enable_events=True)
-    store(manager, [B, G])
-    list(manager.take_events())
-    request = manager.begin([B, A, C, D])
-    request.extend([E, F])
-    for part in parts:
-        request.prepare_store(*part).block_hashes_to_store.clear()
-    request.extend([G, H])
-    request.complete_store()
-    assert [names(event.block_hashes) for event in manager.take_events()] == [stored]
-    assert manager.stats()["pending"] == 0
-    request.prepare_store(7)
-    request.complete_store(False)
-    assert manager.stats()["failed_blocks"] == 1
-    check_invariants(manager)
-
-
-def test_an_answer_s_blocks_are_the_last(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A])
-    request.extend(once([B, E]))
-    assert request.hashes == (A, B, E)
-    assert request.lookup() == 2
-    assert names(request.prepare_store(2).block_hashes_evicted) == "C"
-    request.finish()
-    request.complete_store()
-    assert names(store(manager, [F, G, H]).block_hashes_evicted) == "DEB"
-
-
-def test_a_request_sees_what_others_changed(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    request = manager.begin([A, B])
-    assert request.lookup() == 2
-    store(manager, [C, D])  # evicts both, and takes their slots
-    assert request.lookup() == 0
-    with pytest.raises(BlockNotFoundError, match=f"prepare_load: block {A.hex()}"):
-        request.prepare_load(0, 2)
-    store(manager, [B])
-    assert request.lookup(1) == 1
-    assert names(request.prepare_store(0, 1).block_hashes_to_store) == "A"
-    check_invariants(manager)
-
-
-@pytest.mark.parametrize("success", [True, False])
-def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success: bool) -> None:
-    manager = build(4)
-    former, stores_again = manager.begin([A, B]), manager.begin([C])
-    former.prepare_store()
-    stores_again.prepare_store()
-    manager.reset_cache()
-    request = manager.begin([A, B, C])
-    request.prepare_store(0, 2)
-    stores_again.prepare_store()
-    former.complete_store(success)
-    assert manager.stats()["pending"] == 3
-    request.complete_store()
-    stores_again.complete_store()
-    assert request.lookup() == 3
-    check_invariants(manager)
-
-
-def test_a_load_from_before_a_reset_releases_no_pin_of_a_later_one(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    old = manager.begin([A, B])
-    old.prepare_load(0, 2)
-    manager.reset_cache()
-    old.complete_load(0, 1)  # not even resident
-    store(manager, [A, B])
-    new = manager.begin([A, B])
-    new.prepare_load(0, 2)
-    old.complete_load(1, 2)
-    assert manager.stats()["pinned"] == 2
-    assert manager.prepare_store([C]) is None
-    new.complete_load(0, 2)
-    with pytest.raises(BlockNotPinnedError):
-        old.complete_load(0, 1)  # it has none left
-    check_invariants(manager)
-
-
 def test_a_load_that_a_tier_has_made_for_a_request_is_one_of_its_own(build: Build) -> None:
     manager = build(2)
     store(manager, [A, B])
@@ -187,62 +63,6 @@ def test_a_load_that_a_tier_has_made_for_a_request_is_one_of_its_own(build: Buil
     assert manager.stats()["pinned"] == 2
     request.complete_load(0, 2)
     assert manager.stats()["pinned"] == 0
-
-
-def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
-    build: Build,
-) -> None:
-    manager = build(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B, C, D])
-    request.prepare_load(0, 3)
-    request.prepare_load(2, 4)
-    manager.reset_cache()
-    store(manager, [A, B, C, D])
-    request.prepare_load(1, 4)
-    request.complete_load(0, 4)  # of before; C was pinned twice
-    assert manager.stats()["pinned"] == 3
-    request.complete_load(1, 4)  # C of before, B and D of now
-    assert manager.stats()["pinned"] == 1
-    request.complete_load(2, 3)
-    assert manager.stats()["pinned"] == 0
-    with pytest.raises(BlockNotPinnedError):
-        request.complete_load(2, 3)
-    check_invariants(manager)
-
-
-def test_loads_of_two_resets_ago_are_not_forgotten(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    request = manager.begin([A])
-    for _ in range(2):
-        request.prepare_load(0, 1)
-        manager.reset_cache()
-        store(manager, [A])
-    request.finish()
-    other = manager.begin([A])
-    other.prepare_load(0, 1)
-    for _ in range(2):
-        request.complete_load(0, 1)
-        assert manager.stats()["pinned"] == 1
-    request.complete_load(0, 1)  # as without a reset: a pin of anybody
-    assert manager.stats()["pinned"] == 0
-
-
-def test_parts_of_loads_end_in_any_order(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B, C, D])
-    request.prepare_load(0, 4)
-    request.prepare_load(1, 3)
-    for part in ((1, 2), (3, 4), (1, 3), (0, 1), (2, 2), (2, 3)):
-        request.complete_load(*part)
-    assert manager.stats()["pinned"] == 0
-    request.prepare_load(0, 1)
-    manager.reset_cache()
-    request.complete_load(0, 1)
-    with pytest.raises(BlockNotFoundError):
-        request.complete_load(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +106,54 @@ def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
     assert (len(request), request.hashes) == (3, (A, B, C))
     stats = manager.stats()
     assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
+
+
+ON_A_MANAGER = ("prepare_store", "complete_store", "prepare_load", "complete_load", "reset_cache")
+
+
+def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Random) -> None:
+    """Make a call on a manager, or on one of its requests, and on the model of it."""
+    batch = chance.choices(KEYS[:8], k=chance.randrange(1, 6))
+    if not requests or chance.random() < 0.15:
+        requests.append(manager.begin(batch, None))
+        return
+    if chance.random() < 0.15:
+        method = chance.choices(ON_A_MANAGER, (4, 4, 2, 2, 1))[0]
+        manager.do(method, *([] if method == "reset_cache" else [batch]))
+        return
+    request = chance.choice(requests)
+    stop = chance.randrange(request.size + 1)
+    start = chance.randrange(stop + 1)
+    if chance.random() < 0.4:
+        request.do("complete_load", start, stop)
+    elif chance.random() < 0.3:
+        request.do("complete_store", chance.random() < 0.7)
+    elif request.both[0].is_finished:
+        requests.remove(request)
+    elif chance.random() < 0.4:
+        request.do("prepare_load", 0, min(stop, request.model.num_ready()))
+    elif chance.random() < 0.5:
+        request.do("prepare_store", start, stop)
+    elif chance.random() < 0.4:
+        request.do("lookup", start)
+    elif chance.random() < 0.6:
+        request.do("extend", batch)
+    else:
+        request.finish(None)
+
+
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
+def test_requests_in_any_order_do_what_their_models_do(
+    twin: ModuleType, kind: str, seed: int
+) -> None:
+    for number in range(20):
+        chance = random.Random(f"{seed} {number}")
+        manager = modelled(twin, kind, chance.randrange(1, 8), True)
+        requests: list[Modelled] = []
+        for _ in range(150):
+            take_a_step(manager, requests, chance)
+            agree(manager.both[0], manager.model)
+        check_invariants(manager.both[0])
 
 
 def test_a_block_that_raises_finishes_the_request(build: Build) -> None:

@@ -204,14 +204,6 @@ class Wrong(ListPolicy):
         return type(self).answer(self, super().evict(n, protected))
 
 
-def drop_one(policy: Wrong, victims: Any) -> Any:
-    return victims[:-1]
-
-
-def one_more(policy: Wrong, victims: Any) -> Any:
-    return [*victims, policy.order.pop(0)]
-
-
 def swap_for(block: BlockHash) -> Callable[[Wrong, Any], Any]:
     def answer(policy: Wrong, victims: Any) -> Any:
         wrong = (block, policy.get(block))
@@ -221,29 +213,22 @@ def swap_for(block: BlockHash) -> Callable[[Wrong, Any], Any]:
     return answer
 
 
-def victim_twice(policy: Wrong, victims: Any) -> Any:
-    return [victims[0]] * len(victims)
-
-
-def not_resident(policy: Wrong, victims: Any) -> Any:
-    return [*victims[:-1], (b"never stored", victims[-1][1])]
-
-
-def not_a_hash(policy: Wrong, victims: Any) -> Any:
-    return [*victims[:-1], ([], victims[-1][1])]
-
-
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(not_resident, id="a block that is not resident"),
-        pytest.param(not_a_hash, id="something that is no hash"),
-        pytest.param(drop_one, id="too few"),
-        pytest.param(one_more, id="too many"),
+        pytest.param(
+            lambda _, victims: [*victims[:-1], (b"never stored", victims[-1][1])],
+            id="a block that is not resident",
+        ),
+        pytest.param(
+            lambda _, victims: [*victims[:-1], ([], victims[-1][1])], id="something that is no hash"
+        ),
+        pytest.param(lambda _, victims: victims[:-1], id="too few"),
+        pytest.param(lambda policy, victims: [*victims, policy.order.pop(0)], id="too many"),
         pytest.param(swap_for(A), id="protected"),
         pytest.param(swap_for(B), id="pinned"),
         pytest.param(swap_for(C), id="pending"),
-        pytest.param(victim_twice, id="one victim twice"),
+        pytest.param(lambda _, victims: [victims[0]] * len(victims), id="one victim twice"),
     ],
 )
 def test_a_policy_that_evicts_wrongly(

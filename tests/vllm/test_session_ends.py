@@ -11,6 +11,7 @@ from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm.hints import IGNORED_METRIC
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
+from kvoffload.watch import Watch
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine
 from tests.vllm.pair import Pair
@@ -293,3 +294,15 @@ def test_hit_density_hears_when_each_session_asks_again():
             assert stored == [says[session] is soon] * 2
         (source,) = requests.manager._rules.policy.hint_sources
         assert source.name == "agent"
+
+
+def test_a_watch_counts_what_clients_say_once_per_request():
+    requests = Requests("lru", 8)
+    requests.manager = KVOffloadManager(8, "lru", watch=Watch())
+    requests.run(keys(1, 0, 2), ENDS)
+    requests.run(keys(2, 0, 2), {"kvoffload": {"expect_s": 2.5, "source": "agent"}})
+    requests.run(keys(3, 0, 2))
+    told = {
+        heard.source: (heard.ends, heard.expects) for heard in requests.manager.watch.report().hints
+    }
+    assert told == {"": (1, 0), "agent": (0, 1)}
