@@ -49,9 +49,7 @@ GOLDEN = {
     ("mooncake_conversation", "s3fifo", 1_827): (21_828, 266_672, 264_845, 0),
     ("mooncake_conversation", "s3fifo", 9_139): (54_386, 234_114, 224_975, 0),
     ("mooncake_conversation", "hit-density", 1_827): (31_280, 34_530, 32_703, 0),
-    ("mooncake_conversation", "hit-density?guard=0", 1_827): (31_280, 34_530, 32_703, 0),
     ("mooncake_conversation", "hit-density", 9_139): (63_459, 151_966, 142_827, 0),
-    ("mooncake_conversation", "hit-density?guard=0", 9_139): (63_459, 151_966, 142_827, 0),
     ("mooncake_conversation", "belady", 1_827): (71_078, 48_376, 0, 0),
     ("mooncake_conversation", "belady", 9_139): (105_710, 44_144, 0, 0),
     ("mooncake_conversation", "infinite", 1_827): (105_710, 182_790, 0, 0),
@@ -84,7 +82,6 @@ GOLDEN = {
     ("weka_cc_a", "sieve", 1_676): (1_404_472, 3_147_518, 3_145_842, 14),
     ("weka_cc_a", "s3fifo", 1_676): (1_601_113, 2_960_940, 2_959_264, 14),
     ("weka_cc_a", "hit-density", 1_676): (2_042_680, 796_973, 795_297, 0),
-    ("weka_cc_a", "hit-density?guard=0", 1_676): (2_042_680, 796_973, 795_297, 0),
     ("weka_cc_a", "belady", 1_676): (2_821_537, 823_757, 0, 0),
     ("weka_cc_a", "infinite", 1_676): (4_418_251, 167_619, 0, 0),
 }
