@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvoffload import (
+    BlockNotPinnedError,
     Hints,
     OffloadError,
     Request,
@@ -47,6 +48,65 @@ def test_the_life_of_a_request(build: Build) -> None:
     assert manager.stats()["pending"] == 2
     request.complete_store()
     assert manager.lookup([A, B, C, D]) == 4
+    check_invariants(manager)
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success: bool) -> None:
+    manager = build(4)
+    former, stores_again = manager.begin([A, B]), manager.begin([C])
+    former.prepare_store()
+    stores_again.prepare_store()
+    manager.reset_cache()
+    request = manager.begin([A, B, C])
+    request.prepare_store(0, 2)
+    stores_again.prepare_store()
+    former.complete_store(success)
+    assert manager.stats()["pending"] == 3
+    request.complete_store()
+    stores_again.complete_store()
+    assert request.lookup() == 3
+    check_invariants(manager)
+
+
+def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
+    build: Build,
+) -> None:
+    manager = build(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A, B, C, D])
+    request.prepare_load(0, 3)
+    request.prepare_load(2, 4)
+    manager.reset_cache()
+    store(manager, [A, B, C, D])
+    request.prepare_load(1, 4)
+    request.complete_load(0, 4)  # of before; C was pinned twice
+    assert manager.stats()["pinned"] == 3
+    request.complete_load(1, 4)  # C of before, B and D of now
+    assert manager.stats()["pinned"] == 1
+    request.complete_load(2, 3)
+    assert manager.stats()["pinned"] == 0
+    with pytest.raises(BlockNotPinnedError):
+        request.complete_load(2, 3)
+    check_invariants(manager)
+
+
+def test_a_load_from_before_a_reset_releases_no_pin_of_a_later_one(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    old = manager.begin([A, B])
+    old.prepare_load(0, 2)
+    manager.reset_cache()
+    old.complete_load(0, 1)  # not even resident
+    store(manager, [A, B])
+    new = manager.begin([A, B])
+    new.prepare_load(0, 2)
+    old.complete_load(1, 2)
+    assert manager.stats()["pinned"] == 2
+    assert manager.prepare_store([C]) is None
+    new.complete_load(0, 2)
+    with pytest.raises(BlockNotPinnedError):
+        old.complete_load(0, 1)  # it has none left
     check_invariants(manager)
 
 
@@ -108,47 +168,57 @@ def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
     assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
 
 
-ON_A_MANAGER = ("prepare_store", "complete_store", "prepare_load", "complete_load", "reset_cache")
-
-
 def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Random) -> None:
     """Make a call on a manager, or on one of its requests, and on the model of it."""
     batch = chance.choices(KEYS[:8], k=chance.randrange(1, 6))
-    if not requests or chance.random() < 0.15:
+    step = chance.choice(STEPS) if requests else "begin"
+    if step == "begin":
         requests.append(manager.begin(batch, None))
         return
-    if chance.random() < 0.15:
-        method = chance.choices(ON_A_MANAGER, (4, 4, 2, 2, 1))[0]
-        manager.do(method, *([] if method == "reset_cache" else [batch]))
+    if step in ON_A_MANAGER:
+        method, of_batch = ON_A_MANAGER[step]
+        manager.do(method, *[batch] * of_batch)
         return
     request = chance.choice(requests)
-    stop = chance.randrange(request.size + 1)
-    start = chance.randrange(stop + 1)
-    if chance.random() < 0.4:
+    start = chance.randrange(request.size + 1)
+    stop = min(request.size, start + chance.randrange(4))
+    if step == "end loads":
         request.do("complete_load", start, stop)
-    elif chance.random() < 0.3:
-        request.do("complete_store", chance.random() < 0.7)
+    elif step == "end stores":
+        request.do("complete_store", chance.random() < 0.8)
     elif request.both[0].is_finished:
         requests.remove(request)
-    elif chance.random() < 0.4:
-        request.do("prepare_load", 0, min(stop, request.model.num_ready()))
-    elif chance.random() < 0.5:
-        request.do("prepare_store", start, stop)
-    elif chance.random() < 0.4:
+    elif step == "load":
+        request.do("prepare_load", *chance.choice(((start, stop), (0, request.model.num_ready()))))
+    elif step == "store":
+        request.do("prepare_store", *chance.choice(((start, stop), (0, request.size))))
+    elif step == "look up":
         request.do("lookup", start)
-    elif chance.random() < 0.6:
+    elif step == "extend":
         request.do("extend", batch)
     else:
         request.finish(None)
+
+
+STEPS = [
+    *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
+    *("end stores", "look up", "extend", "finish", "store others", "end others", "reset"),
+]
+ON_A_MANAGER = {
+    "store others": ("prepare_store", True),
+    "end others": ("complete_store", True),
+    "reset": ("reset_cache", False),
+}
+"""By step, a method of the manager, and whether it takes a batch."""
 
 
 @pytest.mark.parametrize("kind", DISTINCT_KINDS)
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
-    for number in range(20):
+    for number in range(30):
         chance = random.Random(f"{seed} {number}")
-        manager = modelled(twin, kind, chance.randrange(1, 8), True)
+        manager = modelled(twin, kind, chance.randrange(1, 12), True)
         requests: list[Modelled] = []
         for _ in range(150):
             take_a_step(manager, requests, chance)
