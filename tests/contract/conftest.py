@@ -65,18 +65,6 @@ def build(twin: ModuleType, request: pytest.FixtureRequest) -> Build:
     return builder(twin, request.param)
 
 
-@pytest.fixture(params=("cpu-lru", "lru-over-user-backend", "user-policy"))
-def build_lru(twin: ModuleType, request: pytest.FixtureRequest) -> Build:
-    """Build a manager that evicts the least recently used block."""
-    return builder(twin, request.param)
-
-
-@pytest.fixture(params=("cpu-arc", "arc-over-user-backend"))
-def build_arc(twin: ModuleType, request: pytest.FixtureRequest) -> Build:
-    """Build a manager that evicts by ARC."""
-    return builder(twin, request.param)
-
-
 @pytest.fixture(params=("cpu-lru", "arc-over-cpu-backend", "user-keeping-policy"))
 def build_pooled(twin: ModuleType, request: pytest.FixtureRequest) -> Build:
     """Build a manager that takes its slots from the built-in pool."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from kvoffload import (
     BlockHash,
@@ -19,6 +20,19 @@ from kvoffload import (
 
 MayLeave = Callable[[BlockHash], bool]
 PENDING = -1
+COUNTERS = (
+    "lookups",
+    "lookup_blocks",
+    "hit_blocks",
+    "stored_blocks",
+    "failed_blocks",
+    "evicted_blocks",
+    "refused_stores",
+    "not_admitted",
+    "loaded_blocks",
+)
+PRESENT = ("resident", "pending", "pinned", "free", "ghosts")
+"""Names of the statistics: what is counted, and what is there now."""
 
 
 @dataclass
@@ -199,6 +213,7 @@ class ManagerModel:
     events: list[tuple[list[BlockHash], bool]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     released: list[BlockHash] = field(default_factory=list)
+    resets: int = 0
 
     def __post_init__(self) -> None:
         self.capacity = self.pool.num_free()
@@ -329,6 +344,7 @@ class ManagerModel:
         return taken
 
     def reset_cache(self) -> None:
+        self.resets += 1
         slots = {row.block: row.slot for row in self.rows}
         self.pool.give_all_back([slots[block] for block in self.policy.resident_in_order()])
         self.rows = []
@@ -347,30 +363,58 @@ class ManagerModel:
 
 @dataclass
 class RequestModel:
-    """A request: its blocks, and those that it stores."""
+    """A request: its blocks, those that it stores, and the positions of those that it loads."""
 
     manager: ManagerModel
     hashes: list[BlockHash]
     ends: bool = False
     storing: list[BlockHash] = field(default_factory=list)
+    loading: list[int] = field(default_factory=list)
+    outdated: list[int] = field(default_factory=list)  # loads from before a reset
+    resets: int = 0  # of the manager, at the last call
+
+    def __post_init__(self) -> None:
+        self.resets = self.manager.resets
+
+    def note_resets(self) -> None:
+        if self.resets != self.manager.resets:
+            self.resets = self.manager.resets
+            self.outdated += self.loading
+            self.loading, self.storing = [], []
+
+    def num_ready(self) -> int:
+        """Return how many leading blocks can be loaded."""
+        rows = map(self.manager.row, self.hashes)
+        return len(list(takewhile(lambda row: row is not None and row.pins != PENDING, rows)))
 
     def lookup(self, start: int) -> int:
         return self.manager.lookup(self.hashes[start:])
 
     def prepare_load(self, start: int, stop: int) -> list[int]:
-        return self.manager.prepare_load(self.hashes[start:stop])
+        slots = self.manager.prepare_load(self.hashes[start:stop])
+        self.note_resets()
+        self.loading += range(start, stop)
+        return slots
 
     def complete_load(self, start: int, stop: int) -> None:
-        self.manager.complete_load(self.hashes[start:stop])
+        self.note_resets()
+        current = [place for place in range(start, stop) if place not in self.outdated]
+        self.manager.complete_load([self.hashes[place] for place in current])
+        for place in range(start, stop):
+            loads = self.outdated if place in self.outdated else self.loading
+            if place in loads:
+                loads.remove(place)
 
     def prepare_store(
         self, start: int, stop: int
     ) -> tuple[list[BlockHash], list[int], list[BlockHash]] | None:
         output = self.manager.prepare_store(self.hashes[start:stop], self.ends)
+        self.note_resets()
         self.storing += output[0] if output else []
         return output
 
     def complete_store(self, success: bool) -> None:
+        self.note_resets()
         storing, self.storing = self.storing, []
         self.manager.complete_store(storing, success)
 

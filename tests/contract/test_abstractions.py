@@ -105,11 +105,6 @@ def test_the_default_admission_asks_evict_for_room_for_all(
     assert (admitted and (admitted[0], len(admitted[1]))) == room
 
 
-def test_a_backend_says_where_and_how_large() -> None:
-    backend = SmallestBackend(16, "SHELF")
-    assert (backend.block_size, backend.medium) == (16, "SHELF")
-
-
 @pytest.mark.parametrize(
     ("make", "name", "values"),
     [

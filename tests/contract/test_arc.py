@@ -1,86 +1,33 @@
-"""ARC, rule by rule; the notation is that of figure 4 of Megiddo & Modha (FAST'03)."""
+"""ARC, beside its model and by hand; the notation is of figure 4 of Megiddo & Modha (FAST'03)."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kvoffload.testing.policies import check_invariants
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, store
-from tests.contract.conftest import Build
-from tests.policies.steps import evict, idle
+from tests.contract.model import AdaptiveModel
+from tests.policies.steps import evict, idle, policy_of
 
 pytestmark = pytest.mark.fast
+
+BLOCKS = (A, B, C, D, E, F, G, H)
 
 
 def arc(twin: ModuleType, capacity: int, blocks: Iterable[bytes] = ()) -> Any:
     """Return a policy with `blocks` idle in T1, the first the least recent."""
-    policy = twin.ARCCachePolicy(cache_capacity=capacity)
-    for block_id, block in enumerate(blocks):
-        policy.insert(block, idle(block_id))
-    return policy
+    return policy_of(twin, "arc", capacity, blocks)
 
 
 def lists(policy: Any) -> tuple[str, str, str, str]:
     """Return T1, T2, B1, B2, least recent first."""
     return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
-
-
-def test_the_target_starts_at_zero_and_is_a_float(twin: ModuleType) -> None:
-    policy = arc(twin, 4)
-    assert policy.target_t1_size == 0.0
-    assert type(policy.target_t1_size) is float
-    assert policy.cache_capacity == 4
-
-
-def test_insert_goes_to_the_most_recent_end_of_t1(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.touch([A])
-    policy.insert(C, idle(2))
-    assert lists(policy) == ("BC", "A", "", "")
-
-
-def test_insert_takes_the_hash_out_of_the_ghosts_and_still_into_t1(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.touch([B])
-    assert evict(policy, 2) == "AB"
-    assert lists(policy) == ("", "", "A", "B")
-    policy.insert(A, idle(0))
-    policy.insert(B, idle(1))
-    assert lists(policy) == ("AB", "", "", "")
-
-
-@pytest.mark.parametrize(
-    ("ref_cnts", "touches", "t1", "t2"),
-    [
-        pytest.param({}, [[A, C]], "B", "CA", id="from T1 to T2, the last hash first"),
-        pytest.param({A: -1}, [[A]], "BCA", "", id="a pending one stays, most recent"),
-        pytest.param({A: -1}, [[A], [A, A]], "BCA", "", id="however often"),
-        pytest.param({A: 2}, [[A]], "BC", "A", id="a pinned one is promoted"),
-        pytest.param({}, [[C, B, A], [A]], "", "BCA", id="to the most recent end of T2"),
-        pytest.param({}, [[A, B, A]], "C", "BA", id="a repetition is a second sight"),
-    ],
-)
-def test_a_touch_of_a_resident_block(
-    twin: ModuleType, ref_cnts: dict[bytes, int], touches: list[list[bytes]], t1: str, t2: str
-) -> None:
-    policy = arc(twin, 4, [A, B, C])
-    for block, ref_cnt in ref_cnts.items():
-        policy.get(block).ref_cnt = ref_cnt
-    for touched in touches:
-        policy.touch(touched)
-    assert lists(policy) == (t1, t2, "", "")
-
-
-def test_a_block_of_t2_that_is_pending_is_the_most_recent_too(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    policy.touch([A, B])
-    policy.get(B).ref_cnt = -1
-    policy.touch([B])
-    assert lists(policy) == ("", "AB", "", "")
 
 
 def with_ghosts(twin: ModuleType, capacity: int, b1: list[bytes], b2: list[bytes]) -> Any:
@@ -120,22 +67,49 @@ def test_the_target_follows_the_ghosts(
         assert (policy.target_t1_size, type(policy.target_t1_size)) == (target, float)
 
 
-def test_a_ghost_hit_alone_brings_no_block_back_and_makes_its_ghost_the_newest(
-    twin: ModuleType,
+def take_a_step(
+    policy: Any, model: AdaptiveModel, ref_cnts: dict[bytes, int], chance: random.Random
 ) -> None:
-    policy = with_ghosts(twin, 8, [A, B], [C, D])
-    policy.touch([A])
-    policy.touch([C])
-    assert lists(policy) == ("", "", "BA", "DC")
-    assert (len(policy), policy.get(A), policy.get(C)) == (0, None, None)
+    """Make a call on a policy and on its model; `ref_cnts` has the resident blocks."""
+    batch = chance.choices(BLOCKS, k=chance.randrange(1, 4))
+    step, block = chance.random(), batch[0]
+    if step < 0.3:
+        policy.touch(batch)
+        for each in reversed(batch):
+            model.use(each, ref_cnts.get(each) == -1)
+    elif step < 0.5:
+        n, protected = chance.randrange(5), frozenset(batch[1:])
+        idle_ones = {each for each, ref_cnt in ref_cnts.items() if ref_cnt == 0}
+        victims = model.choose(n, (idle_ones - protected).__contains__, [])
+        found = policy.evict(n, protected)
+        assert (None if found is None else [each for each, _ in found]) == victims
+        model.evicted(victims or [])
+        for each in victims or ():
+            del ref_cnts[each]
+    elif block not in ref_cnts:
+        ref_cnts[block] = chance.choice((0, 0, -1, 1))
+        policy.insert(block, idle())
+        policy.get(block).ref_cnt = ref_cnts[block]
+        model.enter(block)
+    elif step < 0.6:
+        policy.remove(block)
+        model.leave(block)
+        del ref_cnts[block]
+    else:
+        ref_cnts[block] = policy.get(block).ref_cnt = chance.choice((0, 0, -1, 1))
 
 
-def with_target(twin: ModuleType, capacity: int, target: int) -> Any:
-    """Return an empty policy with the target and one ghost, H, in B1."""
-    policy = with_ghosts(twin, capacity, [H], [])
-    policy.touch([H] * target)
-    assert policy.target_t1_size == float(target)
-    return policy
+def test_calls_in_any_order_do_what_the_model_does(twin: ModuleType, seed: int) -> None:
+    for number in range(60):
+        chance = random.Random(f"{seed} {number}")
+        capacity = chance.randrange(9)
+        policy, model = arc(twin, capacity), AdaptiveModel(capacity)
+        ref_cnts: dict[bytes, int] = {}
+        for _ in range(150):
+            take_a_step(policy, model, ref_cnts, chance)
+            assert lists(policy) == tuple(map(names, (model.t1, model.t2, model.b1, model.b2)))
+            assert policy.target_t1_size == model.target
+        check_invariants(policy)
 
 
 def fill(policy: Any, t1: Iterable[bytes], t2: Iterable[bytes]) -> Any:
@@ -145,70 +119,6 @@ def fill(policy: Any, t1: Iterable[bytes], t2: Iterable[bytes]) -> Any:
         policy.insert(block, idle(block_id))
     policy.touch(list(reversed(second)))
     return policy
-
-
-def test_t1_gives_while_it_has_its_target_size(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
-    assert evict(policy, 4) == "ABDE"
-    assert lists(policy) == ("C", "", "HAB", "DE")
-
-
-def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
-    policy = with_ghosts(twin, 8, [A, B], [C, D, E])
-    policy.touch([A])
-    assert policy.target_t1_size == 1.5
-    fill(policy, [F], [G])
-    assert evict(policy, 1) == "F"
-
-
-def test_t2_gives_when_t1_is_below_its_target(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
-    assert evict(policy, 1) == "C"
-    assert lists(policy) == ("AB", "D", "H", "C")
-
-
-def test_t2_gives_when_t1_has_no_block_that_may_leave(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
-    policy.get(A).ref_cnt = 1
-    assert evict(policy, 1, B) == "C"
-
-
-def test_t1_gives_after_all_when_t2_has_none(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 5), [A, B], [C])
-    policy.get(C).ref_cnt = 1
-    assert evict(policy, 2) == "AB"
-    empty_t2 = fill(with_target(twin, 8, 5), [A, B], [])
-    assert evict(empty_t2, 1) == "A"
-
-
-def test_if_neither_gives_nothing_has_changed(twin: ModuleType) -> None:
-    policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
-    policy.get(D).ref_cnt = -1
-    assert evict(policy, 3, B) is None
-    assert lists(policy) == ("AB", "CD", "H", "")
-    assert policy.target_t1_size == 1.0
-    assert [policy.get(block).block_id for block in (C, D, A, B)] == [0, 1, 2, 3]
-    assert evict(policy, 2, B) == "AC"
-
-
-@pytest.mark.parametrize("ref_cnt", [-1, 1])
-def test_pinned_and_pending_blocks_count_in_the_size_of_t1(twin: ModuleType, ref_cnt: int) -> None:
-    policy = fill(with_target(twin, 8, 3), [A, B, C], [D])
-    policy.get(A).ref_cnt = ref_cnt
-    assert evict(policy, 1) == "B"
-    assert evict(policy, 1) == "D"
-
-
-def test_skipped_blocks_keep_their_place(twin: ModuleType) -> None:
-    policy = fill(arc(twin, 8), [A, B, C], [D, E])
-    policy.get(A).ref_cnt = 1
-    policy.get(D).ref_cnt = 1
-    assert evict(policy, 1, B) == "C"
-    assert evict(policy, 1, B) == "E"
-    assert lists(policy)[:2] == ("AB", "D")
-    policy.get(A).ref_cnt = 0
-    policy.get(D).ref_cnt = 0
-    assert evict(policy, 3) == "ABD"
 
 
 def test_many_blocks_leave_in_one_scan() -> None:
@@ -229,59 +139,6 @@ def test_many_blocks_leave_in_one_scan() -> None:
     assert looked_at == size - 50
 
 
-def test_the_order_is_that_of_skipping_however_often_blocks_are_passed_over(
-    twin: ModuleType,
-) -> None:
-    policy = fill(with_target(twin, 64, 1), [A, B, C, D], [E, F])
-    for pinned in (A, C, E):
-        policy.get(pinned).ref_cnt = 1
-    assert evict(policy, 4) is None
-    assert evict(policy, 1, B) == "D"
-    for unpinned in (C, A):
-        policy.get(unpinned).ref_cnt = 0
-    policy.insert(G, idle(9))
-    assert evict(policy, 3) == "ABC"
-    assert (names(policy.t1), names(policy.t2)) == ("G", "EF")
-
-
-def test_a_victim_becomes_the_most_recent_ghost_of_its_list(twin: ModuleType) -> None:
-    policy = fill(arc(twin, 8), [A, B], [C, D])
-    assert evict(policy, 3) == "ABC"
-    assert evict(policy, 1) == "D"
-    assert lists(policy) == ("", "", "AB", "CD")
-
-
-def test_each_ghost_list_is_trimmed_to_the_capacity_oldest_first(twin: ModuleType) -> None:
-    policy = arc(twin, 2, [A, B, C])
-    assert evict(policy, 1) == "A"
-    assert evict(policy, 2) == "BC"
-    assert lists(policy) == ("", "", "BC", "")
-    fill(policy, [], [D, E, F])
-    assert evict(policy, 3) == "DEF"
-    assert lists(policy) == ("", "", "BC", "EF")
-
-
-def test_one_large_eviction_trims_after_it(twin: ModuleType) -> None:
-    policy = arc(twin, 2, [A, B, C, D, E])
-    assert evict(policy, 5) == "ABCDE"
-    assert lists(policy) == ("", "", "DE", "")
-
-
-def test_with_capacity_zero_there_are_no_ghosts(twin: ModuleType) -> None:
-    policy = arc(twin, 0, [A])
-    assert evict(policy, 1) == "A"
-    policy.touch([A])
-    assert lists(policy) == ("", "", "", "")
-    assert policy.target_t1_size == 0.0
-
-
-def test_remove_leaves_no_ghost(twin: ModuleType) -> None:
-    policy = fill(arc(twin, 4), [A], [B])
-    policy.remove(A)
-    policy.remove(B)
-    assert lists(policy) == ("", "", "", "")
-
-
 def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleType) -> None:
     backend = twin.CPUBackend(16, 5)
     backend.allocate_blocks([G, H])
@@ -290,45 +147,3 @@ def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleT
     store(manager, [A])
     assert manager.cache_capacity == 3
     assert twin.CPUOffloadingManager(16, 7, "arc").policy.cache_capacity == 7
-
-
-def test_a_store_that_fails_forgets_the_former_ghost(build_arc: Build) -> None:
-    manager = build_arc(2)
-    store(manager, [A, B])
-    store(manager, [C])
-    assert names(manager.policy.b1) == "A"
-    manager.prepare_store([A])
-    assert names(manager.policy.b1) == "B"
-    manager.complete_store([A], success=False)
-    assert names(manager.policy.b1) == "B"
-    assert manager.stats()["ghosts"] == 1
-
-
-def test_a_refused_store_leaves_every_list(build_arc: Build) -> None:
-    manager = build_arc(4)
-    store(manager, [A, B, C, D])
-    manager.touch([C, D])
-    manager.prepare_load([A])
-    store(manager, [E])
-    before = lists(manager.policy)
-    assert before == ("AE", "DC", "B", "")
-    assert manager.prepare_store([F, G, H, B]) is None
-    assert lists(manager.policy) == before
-    manager.touch([B])
-    assert manager.policy.target_t1_size == 1.0
-
-
-def test_a_large_cache_adapts_as_the_rules_say(twin: ModuleType) -> None:
-    capacity = 50
-    manager = twin.CPUOffloadingManager(16, capacity, "arc")
-    first = block_hashes(*range(capacity))
-    store(manager, first)
-    manager.touch(first)
-    second = block_hashes(*range(100, 100 + capacity))
-    assert store(manager, second).block_hashes_evicted == first[::-1]
-    third = block_hashes(*range(200, 220))
-    assert store(manager, third).block_hashes_evicted == second[:20]
-    manager.touch(second[:20])
-    assert manager.policy.target_t1_size == 20 * (50 / 20)
-    manager.touch(first[:4])
-    assert manager.policy.target_t1_size == 46.0

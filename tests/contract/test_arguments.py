@@ -28,19 +28,14 @@ class Index:
         return self.value
 
 
-def build_cpu(twin: ModuleType, argument: str, value: Any) -> Any:
-    arguments = {"block_size": 16, "num_blocks": 4, argument: value}
-    return twin.CPUOffloadingManager(**arguments)
+@pytest.fixture(params=["CPUOffloadingManager", "CPUBackend"])
+def construct(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
+    """Return a constructor that is given one argument other than usual."""
 
+    def construct(argument: str, value: Any) -> Any:
+        return getattr(twin, request.param)(**{"block_size": 16, "num_blocks": 4, argument: value})
 
-def build_backend(twin: ModuleType, argument: str, value: Any) -> Any:
-    arguments = {"block_size": 16, "num_blocks": 4, argument: value}
-    return twin.CPUBackend(**arguments)
-
-
-@pytest.fixture(params=[build_cpu, build_backend], ids=["manager", "backend"])
-def construct(request: pytest.FixtureRequest) -> Any:
-    return request.param
+    return construct
 
 
 @pytest.mark.parametrize(
@@ -52,57 +47,54 @@ def construct(request: pytest.FixtureRequest) -> Any:
         ("block_size", -3, "block_size must be >= 1, got -3"),
     ],
 )
-def test_out_of_bounds(
-    twin: ModuleType, construct: Any, argument: str, value: int, message: str
-) -> None:
+def test_out_of_bounds(construct: Any, argument: str, value: int, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
-        construct(twin, argument, value)
+        construct(argument, value)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
 @pytest.mark.parametrize("value", [-(10**5000), 10**5000], ids=["negative", "positive"])
 def test_a_value_of_any_length_makes_a_short_message(
-    twin: ModuleType, construct: Any, argument: str, value: int
+    construct: Any, argument: str, value: int
 ) -> None:
     with pytest.raises(ValueError, match=argument) as caught:
-        construct(twin, argument, value)
+        construct(argument, value)
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
 @pytest.mark.parametrize("value", [True, False, 4.0, "4", None, [4], b"4"])
-def test_not_an_integer(twin: ModuleType, construct: Any, argument: str, value: Any) -> None:
+def test_not_an_integer(construct: Any, argument: str, value: Any) -> None:
     with pytest.raises(TypeError) as caught:
-        construct(twin, argument, value)
+        construct(argument, value)
     assert str(caught.value).startswith(f"{argument} must be an integer, got ")
     assert str(value).strip("[]'b") in str(caught.value)
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
-def test_an_integer_by_index_will_do(twin: ModuleType, construct: Any, argument: str) -> None:
+def test_an_integer_by_index_will_do(construct: Any, argument: str) -> None:
     for value in (Index(5), np.int64(5), np.uint8(5)):
-        built = construct(twin, argument, value)
+        built = construct(argument, value)
         assert built.block_size == (5 if argument == "block_size" else 16)
         assert type(built.block_size) is int
 
 
-def test_what_index_raises_passes_through(twin: ModuleType, construct: Any) -> None:
+def test_what_index_raises_passes_through(construct: Any) -> None:
     class Failing:
         def __index__(self) -> int:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        construct(twin, "num_blocks", Failing())
+        construct("num_blocks", Failing())
 
 
-def test_the_bounds_are_legal(twin: ModuleType) -> None:
+def test_arguments_by_name_by_place_and_by_default(twin: ModuleType) -> None:
+    by_default = twin.CPUOffloadingManager(1, 0)
+    assert isinstance(by_default.policy, twin.LRUCachePolicy)
+    assert (bool(by_default), bool(by_default.policy)) == (True, True)  # although they are empty
+    assert by_default.events is twin.LRUOffloadingManager(twin.CPUBackend(16, 4)).events is None
     assert twin.CPUBackend(1, 2**31 - 1).get_num_free_blocks() == 2**31 - 1
-    assert twin.CPUBackend(1, 0).get_num_free_blocks() == 0
-    assert twin.CPUOffloadingManager(1, 0).block_size == 1
-
-
-def test_arguments_by_name_and_by_place(twin: ModuleType) -> None:
     by_place = twin.CPUOffloadingManager(16, 4, "arc", True)
     by_name = twin.CPUOffloadingManager(
         block_size=16, num_blocks=4, cache_policy="arc", enable_events=True
@@ -114,13 +106,6 @@ def test_arguments_by_name_and_by_place(twin: ModuleType) -> None:
         assert manager_class(twin.CPUBackend(16, 4), True).events == []
         named = manager_class(backend=twin.CPUBackend(16, 4), enable_events=True)
         assert named.events == []
-
-
-def test_the_defaults(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 4)
-    assert isinstance(manager.policy, twin.LRUCachePolicy)
-    assert manager.events is None
-    assert twin.LRUOffloadingManager(twin.CPUBackend(16, 4)).events is None
 
 
 @pytest.mark.parametrize(
@@ -178,26 +163,15 @@ def test_an_option_of_the_wrong_type() -> None:
     whole = registry.Option("whole", 2, 1, 4, "an integer")
     part = registry.Option("part", 0.5, 0.0, 1.0, "a number")
     assert (whole.check("3"), whole.check(3), part.check("1"), part.check(0)) == (3, 3, 1.0, 0.0)
-    wrong_types: list[tuple[registry.Option, Any]] = [
-        (whole, 1.5),
-        (whole, True),
-        (part, None),
-        (part, [1]),
-    ]
-    for option, value in wrong_types:
-        with pytest.raises(TypeError, match=f"{option.name} must be"):
-            option.check(value)
-    wrong_values: list[tuple[registry.Option, Any]] = [
-        (whole, 5),
-        (whole, 1 << 1024),
-        (whole, "1.5"),
-        (part, "nan"),
-        (part, -0.1),
-        (part, 1 << 1024),
-    ]
-    for option, value in wrong_values:
-        with pytest.raises(ValueError, match=f"{option.name} must be"):
-            option.check(value)
+    wrong: dict[type[Exception], list[tuple[registry.Option, Any]]] = {
+        TypeError: [(whole, 1.5), (whole, True), (part, None), (part, [1])],
+        ValueError: [(whole, 5), (whole, "1.5"), (part, "nan"), (part, -0.1)]
+        + [(each, 1 << 1024) for each in (whole, part)],
+    }
+    for error, cases in wrong.items():
+        for option, value in cases:
+            with pytest.raises(error, match=f"{option.name} must be"):
+                option.check(value)
 
 
 def test_a_policy_string_is_read_and_written() -> None:
@@ -333,10 +307,3 @@ def test_a_manager_is_initialised_once(twin: ModuleType) -> None:
         assert (manager.block_size, manager.lookup([A]), manager.events) == (16, 1, None)
         check_invariants(manager)
         other.clear()  # it is free
-
-
-def test_an_empty_manager_policy_and_backend_are_true(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 4)
-    assert bool(manager)
-    assert bool(manager.policy)
-    assert bool(twin.CPUBackend(16, 0))

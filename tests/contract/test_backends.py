@@ -15,59 +15,43 @@ from .test_conformance import failures
 
 
 class TestBuiltIn(BackendConformance):
-    """The pool of host memory."""
-
     def make_backend(self, num_blocks: int) -> Backend[Any]:
         return CPUBackend(16, num_blocks)
 
 
 class TestListBackend(BackendConformance):
-    """A user's backend."""
-
     def make_backend(self, num_blocks: int) -> Backend[Any]:
         return ListBackend(16, num_blocks)
 
 
 class OpaqueSpec(LoadStoreSpec):
-    """A spec that no other equals."""
-
     @staticmethod
     def medium() -> str:
         return "OPAQUE"
 
 
 class OpaqueBackend(ListBackend):
-    """A user's backend whose specs cannot be read."""
-
     def get_load_store_spec(self, hashes: Any, blocks: Any) -> OpaqueSpec:  # type: ignore[override]
         return OpaqueSpec()
 
 
 class TestOpaqueBackend(BackendConformance):
-    """Specs of a type of its own are accepted."""
-
     def make_backend(self, num_blocks: int) -> Backend[Any]:
         return OpaqueBackend(16, num_blocks)
 
 
 class CountsOneLess(ListBackend):
-    """It keeps a slot for itself."""
-
     def get_num_free_blocks(self) -> int:
         return max(0, super().get_num_free_blocks() - 1)
 
 
 class GivesAPlaceTwice(ListBackend):
-    """All blocks are in the first place."""
-
     def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
         super().allocate_blocks(hashes)
         return [BlockStatus(0) for _ in hashes]
 
 
 class GivesReadyBlocks(ListBackend):
-    """Its statuses are idle."""
-
     def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
         statuses = super().allocate_blocks(hashes)
         for status in statuses:
@@ -76,22 +60,16 @@ class GivesReadyBlocks(ListBackend):
 
 
 class KeepsWhatIsFreed(ListBackend):
-    """A slot that was freed is never allocated again."""
-
     def free(self, block: BlockStatus) -> None:
         pass
 
 
 class NamesNoPlaces(ListBackend):
-    """Its specs are lists."""
-
     def get_load_store_spec(self, hashes: Any, blocks: Any) -> list[int]:
         return [block.block_id for block in blocks]
 
 
 class AllocatesForASpec(ListBackend):
-    """A spec takes a slot."""
-
     def get_load_store_spec(self, hashes: Any, blocks: Any) -> CPULoadStoreSpec:
         if self.get_num_free_blocks():
             self.allocate_blocks([b"one more"])
@@ -99,8 +77,6 @@ class AllocatesForASpec(ListBackend):
 
 
 class NamesPlacesInReverse(ListBackend):
-    """Its specs have the last block first."""
-
     def get_load_store_spec(self, hashes: Any, blocks: Any) -> CPULoadStoreSpec:
         return super().get_load_store_spec(hashes, [*blocks][::-1])
 
@@ -122,8 +98,6 @@ class SortedSpec(LoadStoreSpec):
 
 
 class SortsPlaces(ListBackend):
-    """Its specs do not tell the order of the blocks."""
-
     def get_load_store_spec(self, hashes: Any, blocks: Any) -> SortedSpec:  # type: ignore[override]
         return SortedSpec(block.block_id for block in blocks)
 

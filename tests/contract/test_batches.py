@@ -46,51 +46,14 @@ def test_any_iterable_will_do(build: Build, method: str) -> None:
         assert observe(by_form) == observe(by_list)
 
 
-def test_an_empty_batch_is_legal(build: Build, method: str) -> None:
-    empty: list[Any] = [[], (), iter(())]
-    for batch in empty:
-        manager = prepared(build, method)
-        before = observe(manager)
-        getattr(manager, method)(batch)
-        after = observe(manager)
-        assert {**after, "stats": None} == {**before, "stats": None}
-    assert build(2).lookup([]) == 0
-    assert slots(build(2).prepare_load([])) == []
-
-
-@pytest.mark.parametrize("position", [0, 1, 3])
-def test_an_element_that_is_not_exactly_bytes(build: Build, method: str, position: int) -> None:
-    manager = prepared(build, method)
-    before = observe(manager)
-    for element in (bytearray(A), memoryview(A), A.hex(), 5, None, BytesOfMyOwn(A), (A,)):
-        batch: list[Any] = [A, B, C]
-        batch.insert(position, element)
-        with pytest.raises(TypeError) as caught:
-            getattr(manager, method)(batch)
-        assert f"[{position}]" in str(caught.value)
-        assert "bytes" in str(caught.value)
-        assert type(element).__name__ in str(caught.value)
-        assert observe(manager) == before
-
-
-def test_an_empty_hash(build: Build, method: str) -> None:
-    manager = prepared(build, method)
-    before = observe(manager)
-    for position in (0, 2):
-        batch: list[bytes] = [A, B, C]
-        batch.insert(position, b"")
-        with pytest.raises(ValueError, match="empty") as caught:
-            getattr(manager, method)(batch)
-        assert f"[{position}]" in str(caught.value)
-        assert observe(manager) == before
-
-
 def test_the_first_bad_element_decides(build: Build, method: str) -> None:
     manager = prepared(build, method)
-    with pytest.raises(ValueError, match=r"\[1\]"):
+    before = observe(manager)
+    with pytest.raises(ValueError, match=r"\[1\] must not be empty"):
         getattr(manager, method)([A, b"", 5])
-    with pytest.raises(TypeError, match=r"\[1\]"):
-        getattr(manager, method)([A, 5, b""])
+    with pytest.raises(TypeError, match=r"\[1\] must be bytes, .* BytesOfMyOwn"):
+        getattr(manager, method)([A, BytesOfMyOwn(A), b""])
+    assert observe(manager) == before
 
 
 def test_what_is_no_batch_of_hashes_is_refused_by_name(build: Build, method: str) -> None:

@@ -15,7 +15,7 @@ from kvoffload import (
     PolicyError,
     RefCountOverflowError,
 )
-from tests.blocks import A, block_hash
+from tests.blocks import block_hash
 from tests.contract.conftest import Build
 
 pytestmark = pytest.mark.fast
@@ -67,9 +67,11 @@ def raised(build: Build, key: bytes) -> list[tuple[type[Exception], str]]:
 
 
 @pytest.mark.parametrize("length", [1, 8, 31, 32])
-def test_a_hash_is_shown_in_hex(build: Build, length: int) -> None:
+def test_a_message_names_the_call_and_shows_the_hash_in_hex(build: Build, length: int) -> None:
     key = block_hash(3, length)
-    for _, text in raised(build, key):
+    calls = ["prepare_load", "complete_load", "prepare_load", "complete_load", "complete_load"]
+    for call, (_, text) in zip(calls, raised(build, key), strict=True):
+        assert text.startswith(f"{call}: ")
         assert key.hex() in text
         assert repr(key) not in text
 
@@ -82,16 +84,3 @@ def test_a_long_hash_is_cut_after_32_bytes_with_its_length(build: Build, length:
         assert key[:33].hex() not in text
         assert str(length) in text.replace(key[:32].hex(), "")
         assert len(text) < 200
-
-
-def test_the_message_names_the_call(build: Build) -> None:
-    calls = ["prepare_load", "complete_load", "prepare_load", "complete_load", "complete_load"]
-    for call, (_, text) in zip(calls, raised(build, A), strict=True):
-        assert text.startswith(f"{call}: ")
-
-
-def test_a_missing_block_can_be_caught_as_a_key_error(build: Build) -> None:
-    with pytest.raises(KeyError) as caught:
-        build(1).prepare_load([A])
-    assert not str(caught.value).startswith("'")
-    assert A.hex() in str(caught.value)

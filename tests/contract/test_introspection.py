@@ -17,9 +17,19 @@ from tests.contract.conftest import Build, builder
 from tests.parts import ListBackend
 
 
-def test_block_size_and_medium(build_pooled: Build) -> None:
-    manager = build_pooled(1, block_size=48)
-    assert (manager.block_size, manager.medium) == (48, "CPU")
+@pytest.mark.parametrize(
+    ("kind", "views"),
+    [
+        ("cpu-lru", ()),
+        ("lru-over-cpu-backend", ("backend", "blocks")),
+        ("arc-over-user-backend", ("backend", "t1", "t2", "b1", "b2")),
+    ],
+)
+def test_attributes_are_read_only(twin: ModuleType, kind: str, views: tuple[str, ...]) -> None:
+    manager = builder(twin, kind)(2, enable_events=True)
+    for name in ("block_size", "medium", "events", "policy", "block_table", *views):
+        with pytest.raises(AttributeError):
+            setattr(manager, name, None)
 
 
 def test_the_medium_is_the_backends(twin: ModuleType) -> None:
@@ -28,22 +38,6 @@ def test_the_medium_is_the_backends(twin: ModuleType) -> None:
         manager = manager_class(backend)
         assert (manager.block_size, manager.medium) == (32, "DRAWER")
         assert manager.backend is backend
-
-
-def test_attributes_are_read_only(build: Build) -> None:
-    manager = build(2, enable_events=True)
-    for name in ("block_size", "medium", "events", "policy", "block_table"):
-        with pytest.raises(AttributeError):
-            setattr(manager, name, None)
-
-
-@pytest.mark.parametrize("manager_name", ["LRUOffloadingManager", "ARCOffloadingManager"])
-def test_attributes_of_one_policy_are_read_only_too(twin: ModuleType, manager_name: str) -> None:
-    manager = getattr(twin, manager_name)(twin.CPUBackend(16, 2))
-    views = ("blocks",) if manager_name.startswith("LRU") else ("t1", "t2", "b1", "b2")
-    for name in ("backend", *views):
-        with pytest.raises(AttributeError):
-            setattr(manager, name, {})
 
 
 @pytest.mark.parametrize("pool", ["CPUBackend", "ListBackend"])
@@ -106,22 +100,16 @@ def test_a_status_of_an_evicted_block_never_shows_anothers(build: Build) -> None
     assert (held.ref_cnt, held.block_id) == (0, 0)
 
 
-def test_a_status_of_a_failed_store_keeps_its_last_values(build: Build) -> None:
-    manager = build(1)
+@pytest.mark.parametrize("leaves", ["failed", "reset"])
+def test_a_status_of_a_pending_block_that_left_keeps_its_last_values(
+    build: Build, leaves: str
+) -> None:
+    manager = build(2)
     manager.prepare_store([A])
     held = manager.policy.get(A)
-    manager.complete_store([A], success=False)
-    store(manager, [B])
+    manager.complete_store([A], success=False) if leaves == "failed" else manager.reset_cache()
+    store(manager, [B, C])
     assert (held.ref_cnt, held.block_id) == (-1, 0)
-
-
-def test_a_status_outlives_its_manager(build: Build) -> None:
-    manager = build(3)
-    store(manager, [A, B])
-    manager.prepare_load([B])
-    held = manager.policy.get(B)
-    del manager
-    assert (held.ref_cnt, held.block_id) == (1, 1)
 
 
 def rows(table: Any) -> list[tuple[int, int]]:

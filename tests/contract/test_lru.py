@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.blocks import A, B, C, D, E, F, names, store
-from tests.contract.conftest import Build
+from tests.blocks import A, B, C, D, E, F, names
 from tests.policies.steps import evict, idle
 
 pytestmark = pytest.mark.fast
@@ -56,26 +55,3 @@ def test_an_eviction_that_fails_leaves_the_order(policy: Any) -> None:
     assert names(policy.blocks) == "ABCD"
     policy.get(B).ref_cnt = 0
     assert evict(policy, 4) == "ABCD"
-
-
-def test_skipped_protected_and_pinned_blocks_stay_in_recency_order(policy: Any) -> None:
-    policy.get(A).ref_cnt = 1
-    assert evict(policy, 1, B) == "C"
-    assert evict(policy, 3) is None
-    policy.get(A).ref_cnt = 0
-    policy.insert(E, idle(4))
-    policy.touch([D])
-    assert names(policy.blocks) == "ABED"
-    assert evict(policy, 3) == "ABE"
-
-
-def test_pinned_and_pending_blocks_keep_their_place(build_lru: Build) -> None:
-    manager = build_lru(3)
-    manager.prepare_store([A])
-    store(manager, [B])
-    store(manager, [C])
-    manager.prepare_load([B])
-    assert names(store(manager, [D]).block_hashes_evicted) == "C"
-    manager.complete_load([B])
-    manager.complete_store([A])
-    assert names(store(manager, [E, F]).block_hashes_evicted) == "AB"

@@ -15,6 +15,7 @@ from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.contract.conftest import ARC_KINDS, RECENCY_KINDS, build_manager
 from tests.contract.model import (
+    COUNTERS,
     AdaptiveModel,
     CountingPool,
     LowestFirstPool,
@@ -22,7 +23,6 @@ from tests.contract.model import (
     RecencyModel,
     RequestModel,
 )
-from tests.contract.test_stats import COUNTERS
 from tests.machines import ManagerRules
 from tests.observation import attempt
 from tests.strategies import BATCHES, KEYS
@@ -79,6 +79,23 @@ class Modelled:
         self.model.finish(None if hints is None else hints.ends)
 
 
+def modelled(twin: ModuleType, kind: str, num_blocks: int, events_on: bool) -> Modelled:
+    """Return a manager of a kind and its model."""
+    pool = LowestFirstPool if kind.endswith("user-backend") else CountingPool
+    policy = AdaptiveModel if kind in ARC_KINDS else RecencyModel
+    model = ManagerModel(policy, pool(num_blocks), events_on, not kind.startswith("user-"))
+    return Modelled(build_manager(twin, kind, num_blocks, 16, events_on), model)
+
+
+def agree(manager: Any, model: ManagerModel) -> None:
+    """Compare the statistics and the events of a manager with those of its model."""
+    expected = {**dict.fromkeys(COUNTERS, 0), **model.counts, **model.present()}
+    assert manager.stats() == expected
+    untaken = manager.events
+    assert (untaken is not None) == model.events_on
+    assert [(event.block_hashes, event.removed) for event in untaken or ()] == model.events
+
+
 class ManagerMachine(ManagerRules):
     """One manager and its model, driven by the same calls."""
 
@@ -87,13 +104,8 @@ class ManagerMachine(ManagerRules):
 
     @initialize(num_blocks=st.integers(0, 7), events_on=st.booleans(), batch=BATCHES)
     def build(self, num_blocks: int, events_on: bool, batch: list[BlockHash]) -> None:
-        self.manager = build_manager(self.twin, self.kind, num_blocks, 16, events_on)
-        own_pool = self.kind.endswith("user-backend")
-        pool = LowestFirstPool(num_blocks) if own_pool else CountingPool(num_blocks)
-        policy = AdaptiveModel if self.kind in ARC_KINDS else RecencyModel
-        releases = not self.kind.startswith("user-")
-        self.model = ManagerModel(policy, pool, events_on, releases)
-        self.driven = Modelled(self.manager, self.model)
+        self.driven = modelled(self.twin, self.kind, num_blocks, events_on)
+        self.manager, self.model = self.driven.both[0], self.driven.model
         self.fill(batch[:num_blocks])
 
     @rule()
@@ -122,12 +134,7 @@ class ManagerMachine(ManagerRules):
         for row in model.rows:
             status = manager.policy.get(row.block)
             assert (status.ref_cnt, status.block_id) == (row.pins, row.slot)
-        expected = {**dict.fromkeys(COUNTERS, 0), **model.counts, **model.present()}
-        assert manager.stats() == expected
-        untaken = manager.events
-        if untaken is not None:
-            assert [(event.block_hashes, event.removed) for event in untaken] == model.events
-        assert (untaken is not None) == model.events_on
+        agree(manager, model)
         if not self.kind.startswith("user-"):
             for name, content in model.policy.views().items():
                 view = getattr(manager.policy, name)

@@ -82,16 +82,6 @@ def test_arguments_are_checked_before_whose_the_policy_is(twin: ModuleType) -> N
             call()
 
 
-def test_what_reads_a_policy_stays_open(twin: ModuleType) -> None:
-    for manager in owners(twin).values():
-        policy = filled(manager).policy
-        assert policy.get(B).ref_cnt == 1
-        assert len(policy) == 4
-        assert policy.cache_capacity in (5, 9)
-        assert len(observe(policy)["block_table"]) == 4
-        check_invariants(policy)
-
-
 def parts_of_a_user(twin: ModuleType) -> list[Any]:
     class Extended(twin.LRUCachePolicy):  # type: ignore[misc, name-defined]
         pass

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
-from tests.blocks import A, B, C, D, E, F, G, H, names, once, slots, store
-from tests.contract.conftest import Build
+from tests.blocks import A, B, C, D, E, F, G, names, once, slots, store
 
 pytestmark = pytest.mark.fast
 
@@ -64,22 +63,17 @@ def test_an_allocation_beyond_the_free_blocks_takes_none(twin: ModuleType) -> No
     assert taken(backend.allocate_blocks([B])) == [1]
 
 
-def test_a_slot_is_freed_once(twin: ModuleType) -> None:
+@pytest.mark.parametrize("block_id", [-1, 1, 2, 2**40])
+def test_a_slot_that_is_not_given_out_cannot_be_freed(twin: ModuleType, block_id: int) -> None:
     backend = twin.CPUBackend(16, 2)
     (status,) = backend.allocate_blocks([A])
+    with pytest.raises(ValueError, match=str(block_id)):
+        backend.free(BlockStatus(block_id))
+    assert backend.get_num_free_blocks() == 1
     backend.free(status)
     with pytest.raises(ValueError, match="0"):
         backend.free(status)
     assert backend.get_num_free_blocks() == 2
-
-
-@pytest.mark.parametrize("block_id", [-1, 1, 2, 2**40])
-def test_a_slot_that_is_not_given_out_cannot_be_freed(twin: ModuleType, block_id: int) -> None:
-    backend = twin.CPUBackend(16, 2)
-    backend.allocate_blocks([A])
-    with pytest.raises(ValueError, match=str(block_id)):
-        backend.free(BlockStatus(block_id))
-    assert backend.get_num_free_blocks() == 1
 
 
 @pytest.mark.parametrize("block", [None, 0, object()])
@@ -109,42 +103,9 @@ def test_a_pool_checks_its_batch(twin: ModuleType) -> None:
     assert taken(backend.allocate_blocks(once([A]))) == [0]
 
 
-def test_the_evicted_are_freed_in_order_before_the_new_are_placed(build_pooled: Build) -> None:
-    manager = build_pooled(4)
-    for block in (A, B, C, D):
-        store(manager, [block])
-    output = store(manager, [E, F, G])
-    assert names(output.block_hashes_evicted) == "ABC"
-    assert slots(output.store_spec) == [2, 1, 0]
-
-
-def test_slots_freed_by_a_failure_and_by_eviction_make_one_list(build_pooled: Build) -> None:
-    manager = build_pooled(3)
-    store(manager, [A])
-    store(manager, [B])
-    manager.prepare_store([C])
-    manager.complete_store([C], success=False)
-    output = store(manager, [D, E, F])
-    assert names(output.block_hashes_evicted) == "AB"
-    assert slots(output.store_spec) == [1, 0, 2]
-
-
 @pytest.fixture(params=["LRUOffloadingManager", "ARCOffloadingManager"])
 def manager_class(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
     return getattr(twin, request.param)
-
-
-def test_a_manager_uses_its_backends_own_pool(twin: ModuleType, manager_class: Any) -> None:
-    backend = twin.CPUBackend(16, 4)
-    manager = manager_class(backend)
-    (outside,) = backend.allocate_blocks([H])
-    assert slots(store(manager, [A, B]).store_spec) == [1, 2]
-    assert backend.get_num_free_blocks() == manager.stats()["free"] == 1
-    assert manager.prepare_store([C, D, E, F]) is None
-    assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
-    backend.free(outside)
-    assert slots(store(manager, [E]).store_spec) == [0]
-    assert backend.get_num_free_blocks() == 0
 
 
 def test_two_managers_share_a_backend(twin: ModuleType, manager_class: Any) -> None:

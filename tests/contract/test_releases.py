@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload import BlockHash, Hints, LRUCachePolicy
+from kvoffload import BlockHash, Hints
 from kvoffload.policies import registry
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, names, store
 from tests.observation import observe
@@ -111,18 +111,6 @@ def test_an_end_told_at_the_begin_pushes_nothing_out(twin: ModuleType, policy: s
 
 
 @EVERY_POLICY
-def test_where_nothing_is_free_or_released_nothing_is_stored(twin: ModuleType, policy: str) -> None:
-    manager = filled(twin, policy, [A, B])
-    with manager.begin([C, D], hints=ENDS) as ending:
-        output = ending.prepare_store()
-    assert output is not None
-    assert not output.block_hashes_to_store
-    assert manager.stats()["refused_stores"] == 0
-    assert A in manager
-    assert B in manager
-
-
-@EVERY_POLICY
 def test_a_reset_forgets_them(twin: ModuleType, policy: str) -> None:
     manager = filled(twin, policy, [A, B])
     manager.release([A, B])
@@ -145,33 +133,3 @@ def test_a_policy_that_a_manager_owns_refuses(twin: ModuleType) -> None:
     with pytest.raises(Exception, match="release"):
         manager.policy.release([A])
     assert manager.policy.num_released == 0
-
-
-class Hearing(LRUCachePolicy):
-    """A user's policy that notes what it hears."""
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self.heard: list[str] = []
-
-    def finished(self, hashes: Any, hints: Hints | None = None) -> None:
-        self.heard.append(f"finished {names(hashes)}")
-        super().finished(hashes, hints)
-
-    def release(self, hashes: Any) -> None:
-        self.heard.append(f"release {names(hashes)}")
-        super().release(hashes)
-
-
-def test_a_users_policy_hears_of_it_once_after_the_finish(twin: ModuleType) -> None:
-    policy = Hearing(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    ending = manager.begin([A, B, C], hints=ENDS)
-    output = ending.prepare_store()
-    assert names(output.block_hashes_to_store) == "AB"  # the free slots
-    ending.complete_store()
-    ending.finish()
-    ending.finish()
-    manager.release([B])
-    assert policy.heard == ["finished ABC", "release ABC", "release B"]
-    assert names(store(manager, [D]).block_hashes_evicted) == "B"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
+import random
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from kvoffload import (
-    BlockNotFoundError,
     BlockNotPinnedError,
-    BlockNotReadyError,
     Hints,
     OffloadError,
     Request,
@@ -22,10 +20,12 @@ from kvoffload import (
 )
 from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
-from tests.contract.conftest import Build
+from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
+from tests.contract.conftest import DISTINCT_KINDS, Build
+from tests.contract.test_machine import Modelled, agree, modelled
 from tests.observation import observe
 from tests.parts import ListPolicy
+from tests.strategies import KEYS
 
 
 def test_the_life_of_a_request(build: Build) -> None:
@@ -51,171 +51,6 @@ def test_the_life_of_a_request(build: Build) -> None:
     check_invariants(manager)
 
 
-def test_a_lookup_asks_for_what_the_accelerator_has_not(build: Build) -> None:
-    manager = build(4)
-    store(manager, [B, C])
-    request = manager.begin([A, B, C, D])
-    assert request.lookup() == 0
-    assert request.lookup(1) == 2
-    assert request.lookup(4) == 0
-    stats = manager.stats()
-    assert (stats["lookups"], stats["lookup_blocks"], stats["hit_blocks"]) == (3, 7, 2)
-
-
-def test_the_begin_and_the_finish_use_the_blocks_last_first(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B])
-    manager.touch([C, D])
-    request.finish()
-    output = store(manager, [E, F, G, H])
-    assert names(output.block_hashes_evicted) == "DCBA"
-
-
-def test_a_prompt_may_be_stored_in_steps(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([A, B, C, D])
-    assert names(request.prepare_store(0, 2).block_hashes_to_store) == "AB"
-    assert names(request.prepare_store(1, 3).block_hashes_to_store) == "C"
-    assert names(request.prepare_store(3).block_hashes_to_store) == "D"
-    assert request.prepare_store(2, 2).block_hashes_to_store == []
-    request.complete_store()
-    assert manager.stats()["pending"] == 0
-    assert request.lookup() == 4
-
-
-def test_a_store_ends_what_the_request_has_not_ended(build: Build) -> None:
-    manager = build(6, enable_events=True)
-    request = manager.begin([A, B, C])
-    request.prepare_store(0, 1)
-    request.complete_store()
-    request.prepare_store(1, 2)
-    request.complete_store(False)
-    request.prepare_store(2, 3)
-    other = manager.begin([B, D])
-    other.prepare_store()
-    request.complete_store()  # it has no part in B any longer
-    assert [block in manager for block in (A, B, C, D)] == [True, True, True, True]
-    assert manager.stats()["pending"] == 2
-    request.complete_store()
-    assert manager.stats()["pending"] == 2
-    stored = [names(event.block_hashes) for event in manager.take_events()]
-    assert stored == ["A", "C"]
-
-
-@pytest.mark.parametrize(
-    ("parts", "stored"),
-    [
-        ([(1, 4)], "ACD"),  # of B A C D E F, where B is resident
-        ([(1, 4), (4, 5)], "ACDE"),
-        ([(2, 3), (4, 6)], "CEF"),
-        ([(4, 6), (1, 3)], "EFAC"),
-        ([(0, 3), (4, 5), (0, 6)], "ACEDF"),
-        ([(2, 4), (2, 4), (4, 4), (4, 6)], "CDEF"),
-    ],
-)
-def test_stores_of_any_parts_end_in_the_order_in_which_they_began(
-    build: Build, parts: list[tuple[int, int]], stored: str
-) -> None:
-    manager = build(8, enable_events=True)
-    store(manager, [B, G])
-    list(manager.take_events())
-    request = manager.begin([B, A, C, D])
-    request.extend([E, F])
-    for part in parts:
-        request.prepare_store(*part).block_hashes_to_store.clear()
-    request.extend([G, H])
-    request.complete_store()
-    assert [names(event.block_hashes) for event in manager.take_events()] == [stored]
-    assert manager.stats()["pending"] == 0
-    request.prepare_store(7)
-    request.complete_store(False)
-    assert manager.stats()["failed_blocks"] == 1
-    check_invariants(manager)
-
-
-def test_the_manager_may_end_a_request_s_store(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([A, B])
-    request.prepare_store()
-    manager.complete_store([A])
-    manager.complete_store([B], False)
-    before = observe(manager)
-    request.complete_store()
-    assert observe(manager) == before
-
-
-def test_a_refused_store_has_nothing_to_complete(build: Build) -> None:
-    manager = build(2)
-    request = manager.begin([A, B, C])
-    assert request.prepare_store() is None
-    assert manager.stats()["refused_stores"] == 1
-    request.complete_store()
-    assert len(manager) == 0
-
-
-def test_an_answer_s_blocks_are_the_last(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A])
-    request.extend(once([B, E]))
-    assert request.hashes == (A, B, E)
-    assert request.lookup() == 2
-    assert names(request.prepare_store(2).block_hashes_evicted) == "C"
-    request.finish()
-    request.complete_store()
-    assert names(store(manager, [F, G, H]).block_hashes_evicted) == "DEB"
-
-
-def test_the_same_blocks_may_be_in_several_requests(build: Build) -> None:
-    manager = build(4)
-    first, second = manager.begin([A, B]), manager.begin([A, B, A])
-    assert names(first.prepare_store().block_hashes_to_store) == "AB"
-    assert second.prepare_store().block_hashes_to_store == []
-    with pytest.raises(BlockNotReadyError):
-        second.prepare_load(0, 1)
-    first.complete_store()
-    second.prepare_load(0, 3)  # a block that occurs twice is pinned twice
-    first.prepare_load(0, 1)
-    second.complete_load(0, 3)
-    assert manager.stats()["pinned"] == 1
-    first.complete_load(0, 1)
-    with pytest.raises(BlockNotPinnedError):
-        first.complete_load(0, 1)
-    check_invariants(manager)
-
-
-def test_a_request_sees_what_others_changed(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    request = manager.begin([A, B])
-    assert request.lookup() == 2
-    store(manager, [C, D])  # evicts both, and takes their slots
-    assert request.lookup() == 0
-    with pytest.raises(BlockNotFoundError, match=f"prepare_load: block {A.hex()}"):
-        request.prepare_load(0, 2)
-    store(manager, [B])
-    assert request.lookup(1) == 1
-    assert names(request.prepare_store(0, 1).block_hashes_to_store) == "A"
-    check_invariants(manager)
-
-
-def test_after_a_reset_a_request_goes_on_and_finds_nothing(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    request = manager.begin([A, B, C])
-    request.prepare_store()
-    manager.reset_cache()
-    assert request.lookup() == 0
-    request.complete_store()
-    assert len(manager) == 0
-    assert names(request.prepare_store().block_hashes_to_store) == "ABC"
-    request.complete_store()
-    assert request.lookup() == 3
-    request.finish()
-    check_invariants(manager)
-
-
 @pytest.mark.parametrize("success", [True, False])
 def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success: bool) -> None:
     manager = build(4)
@@ -231,6 +66,28 @@ def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success:
     request.complete_store()
     stores_again.complete_store()
     assert request.lookup() == 3
+    check_invariants(manager)
+
+
+def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
+    build: Build,
+) -> None:
+    manager = build(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A, B, C, D])
+    request.prepare_load(0, 3)
+    request.prepare_load(2, 4)
+    manager.reset_cache()
+    store(manager, [A, B, C, D])
+    request.prepare_load(1, 4)
+    request.complete_load(0, 4)  # of before; C was pinned twice
+    assert manager.stats()["pinned"] == 3
+    request.complete_load(1, 4)  # C of before, B and D of now
+    assert manager.stats()["pinned"] == 1
+    request.complete_load(2, 3)
+    assert manager.stats()["pinned"] == 0
+    with pytest.raises(BlockNotPinnedError):
+        request.complete_load(2, 3)
     check_invariants(manager)
 
 
@@ -266,62 +123,6 @@ def test_a_load_that_a_tier_has_made_for_a_request_is_one_of_its_own(build: Buil
     assert manager.stats()["pinned"] == 2
     request.complete_load(0, 2)
     assert manager.stats()["pinned"] == 0
-
-
-def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
-    build: Build,
-) -> None:
-    manager = build(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B, C, D])
-    request.prepare_load(0, 3)
-    request.prepare_load(2, 4)
-    manager.reset_cache()
-    store(manager, [A, B, C, D])
-    request.prepare_load(1, 4)
-    request.complete_load(0, 4)  # of before; C was pinned twice
-    assert manager.stats()["pinned"] == 3
-    request.complete_load(1, 4)  # C of before, B and D of now
-    assert manager.stats()["pinned"] == 1
-    request.complete_load(2, 3)
-    assert manager.stats()["pinned"] == 0
-    with pytest.raises(BlockNotPinnedError):
-        request.complete_load(2, 3)
-    check_invariants(manager)
-
-
-def test_loads_of_two_resets_ago_are_not_forgotten(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A])
-    request = manager.begin([A])
-    for _ in range(2):
-        request.prepare_load(0, 1)
-        manager.reset_cache()
-        store(manager, [A])
-    request.finish()
-    other = manager.begin([A])
-    other.prepare_load(0, 1)
-    for _ in range(2):
-        request.complete_load(0, 1)
-        assert manager.stats()["pinned"] == 1
-    request.complete_load(0, 1)  # as without a reset: a pin of anybody
-    assert manager.stats()["pinned"] == 0
-
-
-def test_parts_of_loads_end_in_any_order(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B, C, D])
-    request.prepare_load(0, 4)
-    request.prepare_load(1, 3)
-    for part in ((1, 2), (3, 4), (1, 3), (0, 1), (2, 2), (2, 3)):
-        request.complete_load(*part)
-    assert manager.stats()["pinned"] == 0
-    request.prepare_load(0, 1)
-    manager.reset_cache()
-    request.complete_load(0, 1)
-    with pytest.raises(BlockNotFoundError):
-        request.complete_load(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -367,21 +168,69 @@ def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
     assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
 
 
+def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Random) -> None:
+    """Make a call on a manager, or on one of its requests, and on the model of it."""
+    batch = chance.choices(KEYS[:8], k=chance.randrange(1, 6))
+    step = chance.choice(STEPS) if requests else "begin"
+    if step == "begin":
+        requests.append(manager.begin(batch, None))
+        return
+    if step in ON_A_MANAGER:
+        method, of_batch = ON_A_MANAGER[step]
+        manager.do(method, *[batch] * of_batch)
+        return
+    request = chance.choice(requests)
+    start = chance.randrange(request.size + 1)
+    stop = min(request.size, start + chance.randrange(4))
+    if step == "end loads":
+        request.do("complete_load", start, stop)
+    elif step == "end stores":
+        request.do("complete_store", chance.random() < 0.8)
+    elif request.both[0].is_finished:
+        requests.remove(request)
+    elif step == "load":
+        request.do("prepare_load", *chance.choice(((start, stop), (0, request.model.num_ready()))))
+    elif step == "store":
+        request.do("prepare_store", *chance.choice(((start, stop), (0, request.size))))
+    elif step == "look up":
+        request.do("lookup", start)
+    elif step == "extend":
+        request.do("extend", batch)
+    else:
+        request.finish(None)
+
+
+STEPS = [
+    *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
+    *("end stores", "look up", "extend", "finish", "store others", "end others", "reset"),
+]
+ON_A_MANAGER = {
+    "store others": ("prepare_store", True),
+    "end others": ("complete_store", True),
+    "reset": ("reset_cache", False),
+}
+"""By step, a method of the manager, and whether it takes a batch."""
+
+
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
+def test_requests_in_any_order_do_what_their_models_do(
+    twin: ModuleType, kind: str, seed: int
+) -> None:
+    for number in range(30):
+        chance = random.Random(f"{seed} {number}")
+        manager = modelled(twin, kind, chance.randrange(1, 12), True)
+        requests: list[Modelled] = []
+        for _ in range(150):
+            take_a_step(manager, requests, chance)
+            agree(manager.both[0], manager.model)
+        check_invariants(manager.both[0])
+
+
 def test_a_block_that_raises_finishes_the_request(build: Build) -> None:
     manager = build(4)
     with pytest.raises(KeyError), manager.begin([A]) as request:
         raise KeyError("the engine's own")
     assert request.is_finished
-
-
-def test_a_request_that_is_dropped_is_forgotten_without_a_second_use(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B])
-    manager.touch([C, D])
-    del request
-    gc.collect()
-    assert names(store(manager, [E, F]).block_hashes_evicted) == "BA"
 
 
 @pytest.mark.parametrize(
@@ -536,24 +385,6 @@ def test_a_bound_may_call_the_request(build: Build) -> None:
     assert request.lookup(Extends()) == 1
     assert len(request) == 302
     check_invariants(manager)
-
-
-def test_another_thread_may_go_on(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([A, B])
-    found: list[int] = []
-
-    def work() -> None:
-        request.prepare_store()
-        request.complete_store()
-        found.append(request.lookup())
-        request.finish()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [2]
-    assert request.is_finished
 
 
 def test_a_request_is_begun_by_a_manager_alone(twin: ModuleType) -> None:

@@ -15,7 +15,6 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, once, store
 from tests.contract.test_releases import ENDS, EVERY_POLICY, leaving
-from tests.parts import ListPolicy
 from tests.policies.steps import request as serve
 
 
@@ -236,28 +235,6 @@ def test_an_answer_that_is_known_is_shared(twin: ModuleType) -> None:
     assert manager.policy.num_released == 0
     end(manager, [A, B, C, D])
     assert manager.policy.num_released == 1
-
-
-class Releasing(ListPolicy):
-    """A policy of a user's own that notes what is released."""
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self.let_go = ""
-
-    def release(self, hashes: Any) -> None:
-        self.let_go += names(hashes)
-
-
-def test_a_user_s_policy_is_told_of_no_shared_block(twin: ModuleType) -> None:
-    policy = Releasing(8)
-    manager = twin.CPUOffloadingManager(16, 8, policy)
-    serve(manager, [A, B, C])
-    serve(manager, [A, B, D, E])
-    end(manager, [A, B, D, E])
-    manager.release([F, E, B, G])
-    assert policy.let_go == "DEFEG"
-    check_invariants(manager)
 
 
 def test_a_subclass_s_own_touch_changes_no_mark(twin: ModuleType) -> None:

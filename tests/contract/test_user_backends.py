@@ -93,17 +93,9 @@ def test_free_slots_are_the_backends(manager_class: Any) -> None:
     assert len(store(manager, [A, B]).block_hashes_to_store) == 2
 
 
-def one_short(made: list[Any]) -> Any:
-    return made[:-1]
-
-
 def one_ready(made: list[Any]) -> Any:
     made[-1].ref_cnt = 0
     return made
-
-
-def one_twice(made: list[Any]) -> Any:
-    return [*made[:-1], made[0]]
 
 
 class Broken(ListBackend):
@@ -119,9 +111,9 @@ class Broken(ListBackend):
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(one_short, id="short allocation"),
+        pytest.param(lambda made: made[:-1], id="short allocation"),
         pytest.param(one_ready, id="a status that is not pending"),
-        pytest.param(one_twice, id="the same status object twice"),
+        pytest.param(lambda made: [*made[:-1], made[0]], id="the same status object twice"),
     ],
 )
 def test_a_backend_that_breaks_its_contract(

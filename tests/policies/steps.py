@@ -36,6 +36,12 @@ def policy_of(
     return policy
 
 
+def use(policy: Any, block: bytes, times: int) -> None:
+    """Touch a block as part of `times` requests that differ."""
+    for other in block_hashes(*range(100, 100 + times)):
+        policy.touch([block, other])
+
+
 def evict(policy: Any, n: int, *protected: bytes) -> str | None:
     """Evict, verify the invariants, and return the victims as letters."""
     evicted = policy.evict(n, set(protected))

@@ -24,23 +24,11 @@ def lists(policy: Any) -> tuple[str, str, str, str]:
     return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
 
 
-def test_a_miss_enters_t1_and_a_hit_enters_t2(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B, C])
-    policy.touch([B])
-    assert lists(policy) == ("AC", "B", "", "")
-
-
-def test_a_ghost_returns_to_t2(twin: ModuleType) -> None:
+def test_a_ghost_returns_to_t2_and_one_of_b1_raises_the_target(twin: ModuleType) -> None:
     policy = arc(twin, 4, [A, B])
     assert evict(policy, 1) == "A"
     policy.insert(A, idle())
     assert lists(policy) == ("B", "A", "", "")
-
-
-def test_the_target_grows_by_a_ghost_of_b1_at_insert(twin: ModuleType) -> None:
-    policy = arc(twin, 4, [A, B])
-    evict(policy, 1)
-    policy.insert(A, idle())
     assert policy.target_t1_size == 1.0
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from kvoffload import BlockStatus, CachePolicy, CPUOffloadingManager
 from kvoffload.replay import Configuration, Result, replay
 from kvoffload.testing.policies import PolicyConformance, policy_machine
-from kvoffload.traces import Request, Workload
+from kvoffload.traces import Request
 from tests.blocks import block_hash, block_hashes
 from tests.policies.test_chains import Watched, nodes
 
@@ -62,24 +63,6 @@ class TestBaselines(PolicyConformance):
 # -- by hand -------------------------------------------------------------------------------------
 
 
-class Cache:
-    """A policy under single blocks, each named by a letter."""
-
-    def __init__(self, policy: CachePolicy) -> None:
-        self.manager = CPUOffloadingManager(16, policy.cache_capacity, policy)
-
-    def ask(self, names: str) -> str:
-        """Ask for one block after the other; return which left, in order."""
-        left: list[bytes] = []
-        for name in names:
-            with self.manager.begin([name.encode()]) as request:
-                output = request.prepare_store()
-            assert output is not None
-            left += output.block_hashes_evicted
-            request.complete_store()
-        return b"".join(left).decode()
-
-
 def test_ghosts_that_return_together_are_all_known() -> None:
     ghosts = Ghosts(2)
     for left, comes in ((b"a", b"x"), (b"b", b"y")):
@@ -92,22 +75,6 @@ def test_ghosts_that_return_together_are_all_known() -> None:
     assert ghosts.arrive(b"a") is None
     assert ghosts.arrive(b"x") == b"x"
     assert len(ghosts) == 1
-
-
-def test_lru_k_remembers_uses_of_what_left() -> None:
-    for history, left in ((1.0, "abce"), (0.0, "abca")):
-        # a leaves for c and returns for b, with two uses if it is remembered; e has one, later.
-        assert Cache(LRUK(2, history=history)).ask("ab" + "c" + "a" + "e" + "f") == left
-
-
-def test_w_tinylfu_admits_what_was_asked_for_more_often() -> None:
-    """A window of one block, and a main of two."""
-    cache = Cache(WTinyLFU(3, seed=1))
-    cache.ask("aabbc")  # c in the window
-    assert cache.ask("d") == "c"  # once, and a of main twice
-    assert cache.ask("ddd" + "e") == "a"  # d was asked for four times: it takes the place of a
-    assert cache.ask("b") == ""
-    assert cache.ask("d") == ""
 
 
 def test_a_sketch_never_counts_too_little_and_fades() -> None:
@@ -213,6 +180,8 @@ class TextbookTwoQ(Textbook):
 
 
 class TextbookLRU2(Textbook):
+    remembered = 1.0  # blocks that left, as a share of the capacity
+
     def begin(self) -> None:
         self.blocks: set[int] = set()
         self.history: dict[int, list[int]] = {}
@@ -229,7 +198,7 @@ class TextbookLRU2(Textbook):
                 )
                 self.blocks.remove(victim)
                 self.left.append(victim)
-                if len(self.left) > self.capacity:
+                if len(self.left) > self.remembered * self.capacity:
                     del self.history[self.left.popleft()]
             if block in self.left:
                 self.left.remove(block)
@@ -241,6 +210,10 @@ class TextbookLRU2(Textbook):
 
     def time_of(self, block: int) -> int:
         return self.history[block][-1]
+
+
+class TextbookLRU2WithoutHistory(TextbookLRU2):
+    remembered = 0.0
 
 
 class TextbookGDSF(Textbook):
@@ -314,6 +287,7 @@ TEXTBOOKS = {
     "CLOCK": TextbookCLOCK,
     "TwoQ": TextbookTwoQ,
     "LRUK": TextbookLRU2,
+    "LRUK without history": TextbookLRU2WithoutHistory,
     "GDSF": TextbookGDSF,
     "WTinyLFU": TextbookWTinyLFU,
 }
@@ -340,7 +314,8 @@ def run(requests: Iterable[Request], manager: CPUOffloadingManager) -> Result:
 @pytest.mark.parametrize("capacity", [4, 20, 100])
 def test_it_hits_what_the_textbook_version_hits(name: str, capacity: int) -> None:
     asked = single_blocks(capacity, 3000)
-    manager = CPUOffloadingManager(16, capacity, MAKE[name](cache_capacity=capacity))
+    make = MAKE.get(name, partial(LRUK, history=0.0))
+    manager = CPUOffloadingManager(16, capacity, make(cache_capacity=capacity))
     textbook = TEXTBOOKS[name](capacity)
     log = run((Request(0, 0, 0, (block,)) for block in asked), manager).log
     assert log is not None
@@ -422,15 +397,6 @@ def test_the_finish_of_a_request_changes_nothing(name: str) -> None:
             request.complete_store()
             answers.append(output.block_hashes_evicted)
         assert answers[0] == answers[1]
-
-
-@every_policy
-def test_it_works_after_a_reset_as_before(name: str) -> None:
-    workload = list(Workload(80, seed=4))
-    manager = CPUOffloadingManager(16, 200, MAKE[name](cache_capacity=200))
-    first = run(workload, manager).hits
-    manager.reset_cache()
-    assert run(workload, manager).hits == first > 0
 
 
 # -- options and the command ---------------------------------------------------------------------

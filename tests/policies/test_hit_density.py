@@ -99,20 +99,6 @@ def test_what_is_unknown_takes_its_class_from_the_known_block_behind_it(twin: Mo
     assert class_of_ghost(policy, C) in NEVER_AGAIN
 
 
-def test_the_finish_of_a_request_is_no_use(twin: ModuleType) -> None:
-    manager = manager_of(twin, 8)
-    request(manager, [A, B])
-    assert manager.policy.num_requests == 1
-    assert ring_of(manager.policy, A) in NEVER_AGAIN
-    request(manager, [C])
-    request(manager, [A, B])
-    assert manager.policy.num_requests == 3
-    assert ring_of(manager.policy, A) in ONCE_AGAIN
-    request(manager, [C])
-    request(manager, [A, B])
-    assert ring_of(manager.policy, A) in MORE_OFTEN
-
-
 def test_the_finish_of_a_request_is_no_use_where_requests_overlap(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     chains = [[A, B], [C, D]]
@@ -378,14 +364,6 @@ def test_ghosts_are_within_their_number(twin: ModuleType, ghosts: float, most: i
     assert (policy.num_ghosts > 0) == (most > 0)
 
 
-def test_a_removed_block_is_not_remembered(twin: ModuleType) -> None:
-    policy = density(twin, 4, [A])
-    policy.touch([A])
-    policy.remove(A)
-    check_invariants(policy)
-    assert policy.num_ghosts == len(policy) == 0
-
-
 def test_clear_forgets_what_was_learned(twin: ModuleType) -> None:
     manager = manager_of(twin, 6)
     fresh = manager.policy.densities
@@ -396,34 +374,6 @@ def test_clear_forgets_what_was_learned(twin: ModuleType) -> None:
     assert manager.policy.densities == fresh
     assert manager.policy.num_requests == manager.policy.num_ghosts == 0
     train(manager)
-    check_invariants(manager)
-
-
-def test_nothing_is_drawn_at_random(twin: ModuleType) -> None:
-    first, second = manager_of(twin, 20), manager_of(twin, 20)
-    for manager in (first, second):
-        train(manager)
-    assert first.policy.densities == second.policy.densities
-    assert first.stats() == second.stats()
-    policies = first.policy, second.policy
-    del first, second, manager  # they alone change their policies
-    assert policies[0].num_ghosts == policies[1].num_ghosts > 20
-    seen = block_hashes(*range(1000, 1003), *range(2000, 2003), *range(10**6, 10**6 + 1600))
-    leaving = []
-    for policy in policies:  # what was remembered of a ghost shows when it is stored
-        for block in seen:
-            if policy.get(block) is None:
-                policy.insert(block, idle())
-        assert policy.num_ghosts == 0
-        rings = [list(ring) for ring in policy.rings]
-        leaving.append((rings, [block for block, _ in policy.evict(len(policy), ())]))
-    assert leaving[0] == leaving[1]
-
-
-def test_capacity_zero_stores_nothing(twin: ModuleType) -> None:
-    manager = manager_of(twin, 0)
-    output = request(manager, [A, B, C])
-    assert output.block_hashes_to_store == []
     check_invariants(manager)
 
 

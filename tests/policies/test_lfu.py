@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockStatus
-from tests.blocks import A, B, C, D, block_hashes
-from tests.policies.steps import evict, idle, pinned, policy_of
+from tests.blocks import A, B, C, D
+from tests.policies.steps import evict, idle, pinned, policy_of, use
 
 pytestmark = pytest.mark.fast
 
@@ -18,16 +18,10 @@ def lfu(twin: ModuleType, blocks: list[bytes]) -> Any:
     return policy_of(twin, "lfu", 8, blocks)
 
 
-def touch_by_requests(policy: Any, block: bytes, times: int) -> None:
-    """Touch a block as part of `times` requests that differ."""
-    for other in block_hashes(*range(100, 100 + times)):
-        policy.touch([block, other])
-
-
 def test_the_least_frequent_leaves_first(twin: ModuleType) -> None:
     policy = lfu(twin, [A, B, C])
-    touch_by_requests(policy, A, 2)
-    touch_by_requests(policy, B, 1)
+    use(policy, A, 2)
+    use(policy, B, 1)
     assert evict(policy, 3) == "CBA"
 
 
@@ -41,7 +35,7 @@ def test_the_finish_of_a_request_is_not_another_access(twin: ModuleType) -> None
     policy = lfu(twin, [A, B])
     policy.begun([A])
     policy.finished([A])
-    touch_by_requests(policy, B, 2)
+    use(policy, B, 2)
     assert evict(policy, 2) == "AB"
 
 
@@ -49,22 +43,22 @@ def test_each_touch_outside_a_request_is_an_access(twin: ModuleType) -> None:
     policy = lfu(twin, [B, A])
     for _ in range(2):
         policy.touch([A])
-    touch_by_requests(policy, B, 1)
+    use(policy, B, 1)
     assert evict(policy, 2) == "BA"
 
 
 def test_the_touch_of_a_pending_block_counts_nothing(twin: ModuleType) -> None:
     policy = lfu(twin, [A])
     policy.insert(B, BlockStatus(1))
-    touch_by_requests(policy, B, 3)
-    touch_by_requests(policy, A, 1)
+    use(policy, B, 3)
+    use(policy, A, 1)
     policy.get(B).ref_cnt = 0
     assert evict(policy, 2) == "BA"
 
 
 def test_age_lets_new_blocks_catch_up(twin: ModuleType) -> None:
     policy = lfu(twin, [A])
-    touch_by_requests(policy, A, 2)  # K = 3
+    use(policy, A, 2)  # K = 3
     for age, block in enumerate((B, C, D), start=1):
         policy.insert(block, idle())
         if age < 3:
@@ -76,8 +70,8 @@ def test_age_lets_new_blocks_catch_up(twin: ModuleType) -> None:
 
 def test_counts_stop_at_fifteen(twin: ModuleType) -> None:
     policy = lfu(twin, [A, B])
-    touch_by_requests(policy, A, 40)
-    touch_by_requests(policy, B, 14)
+    use(policy, A, 40)
+    use(policy, B, 14)
     assert evict(policy, 2) == "AB"  # both K = 15, A the less recent
     assert policy.age == 15
 
@@ -85,7 +79,7 @@ def test_counts_stop_at_fifteen(twin: ModuleType) -> None:
 def test_the_age_stops_at_a_block_that_cannot_leave(twin: ModuleType) -> None:
     policy = lfu(twin, [A])
     policy.insert(B, pinned())
-    touch_by_requests(policy, A, 5)
+    use(policy, A, 5)
     assert evict(policy, 1) == "A"
     assert policy.age == 1  # the priority of B
     policy.get(B).ref_cnt = 0

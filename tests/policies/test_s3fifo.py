@@ -10,7 +10,7 @@ import pytest
 from kvoffload import BlockStatus
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
-from tests.policies.steps import evict, idle, pinned, policy_of, request
+from tests.policies.steps import evict, idle, pinned, policy_of, request, use
 
 pytestmark = pytest.mark.fast
 
@@ -24,22 +24,11 @@ def queues(policy: Any) -> tuple[str, str, str]:
     return names(policy.small), names(policy.main), names(policy.ghosts)
 
 
-def use(policy: Any, block: bytes, times: int) -> None:
-    """Touch a block as part of `times` requests that differ."""
-    for other in block_hashes(*range(100, 100 + times)):
-        policy.touch([block, other])
-
-
-def test_a_new_block_enters_small_and_leaves_as_a_ghost(twin: ModuleType) -> None:
+def test_a_new_block_enters_small_leaves_as_a_ghost_and_returns_to_main(twin: ModuleType) -> None:
     policy = s3fifo(twin, [A, B, C])
     assert queues(policy) == ("ABC", "", "")
     assert evict(policy, 1) == "A"
     assert queues(policy) == ("BC", "", "A")
-
-
-def test_a_ghost_enters_main(twin: ModuleType) -> None:
-    policy = s3fifo(twin, [A, B, C])
-    evict(policy, 1)
     policy.insert(A, idle())
     assert queues(policy) == ("BC", "A", "")
 

@@ -61,18 +61,6 @@ def test_it_hits_what_the_algorithm_of_the_paper_hits(
     assert manager.stats()["hit_blocks"] == hits_of_the_paper(asked, capacity)
 
 
-def test_a_block_leaves_before_those_that_followed_it_in_a_prompt(twin: ModuleType) -> None:
-    policy = sieve(twin, [A, B, C])
-    policy.touch([A, B, C])
-    assert evict(policy, 3) == "ABC"
-
-
-def test_use_does_not_reorder(twin: ModuleType) -> None:
-    policy = sieve(twin, [A, B, C])
-    use(policy, A)
-    assert queue(policy) == "ABC"
-
-
 def test_the_oldest_not_visited_leaves_and_visited_ones_lose_their_mark(twin: ModuleType) -> None:
     policy = sieve(twin, [A, B, C, D])
     use(policy, A, C)

@@ -69,13 +69,6 @@ def test_a_pending_block_has_not_been_seen_again(twin: ModuleType) -> None:
     assert segments(policy) == ("ACB", "")
 
 
-def test_the_prefix_of_a_protected_block_is_protected(twin: ModuleType) -> None:
-    policy = slru(twin, 4, [B])
-    policy.insert(A, BlockStatus(1))
-    policy.touch([A, B])
-    assert segments(policy) == ("", "BA")
-
-
 def test_the_prefix_of_a_block_that_was_protected_before_is_protected(twin: ModuleType) -> None:
     policy = slru(twin, 4, [B])
     policy.touch([B])

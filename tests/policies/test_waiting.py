@@ -184,24 +184,3 @@ def test_a_released_block_leaves_once_however_a_search_meets_it_again(
         manager.complete_load(block_hashes(2 * number + 1))
     store(manager, block_hashes(*range(200, 202)))
     check_invariants(manager)
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
-    twin: ModuleType, name: str
-) -> None:
-    """A value written through the status of a waiting block is wrong for that block alone."""
-    manager = full_of_chains(twin, 6, name=name)
-    manager.prepare_store([b"x"])
-    for number in range(2, 12, 2):
-        status = manager.policy.get(block_hash(number))
-        if status is not None:
-            status.ref_cnt = -1
-            manager.touch(block_hashes(number))
-            status.ref_cnt = 0
-    for number in range(20):
-        output = manager.prepare_store([block_hash(1000 + number)])
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store, number % 2 == 0)
-    manager.reset_cache()
-    check_invariants(manager)

@@ -19,7 +19,6 @@ from tests.needed import needs
 
 SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or conftest.SEED)
 SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 750)
-TRACES = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 
 pytest_pycollect_makemodule = needs("vllm", "test_import.py", "test_advised_configuration.py")
 

@@ -64,24 +64,6 @@ def test_it_decides_as_the_library_s_own_manager(policy, part):
         assert abs(drive.hits - stats["hit_blocks"]) <= 0.1 * stats["hit_blocks"]
 
 
-@pytest.mark.parametrize("in_flight", [1, 5])
-def test_it_stores_less_and_hits_more_where_a_cache_thrashes(in_flight):
-    requests = popular_and_unique(random.Random(SEED), 600)
-    drives = [Drive(KVOffloadManager(60, name), 8, in_flight) for name in (DECLINES[0], "arc")]
-    for ids in requests:
-        for drive in drives:
-            drive.run([key(one) for one in ids])
-    for drive in drives:
-        drive.end()
-        check_invariants(drive.manager)
-        assert drive.manager._usage() == (0, 0)
-    ours, other = drives
-    assert ours.refused == 0  # a policy that declines does not refuse
-    assert ours.stored < 0.7 * ours.offered
-    assert other.stored > 0.99 * other.offered
-    assert ours.hits > other.hits
-
-
 def test_a_request_is_one_use_and_what_it_only_stored_is_none():
     manager = KVOffloadManager(40, "hit-density")
     policy = manager._rules.policy

@@ -124,43 +124,6 @@ def test_a_prefix_larger_than_memory_fills_it_each_time(engines, policy):
     assert_nothing_is_held(engine)
 
 
-@POLICIES
-def test_random_requests_lose_nothing_that_they_found(engines, policy):
-    rng = random.Random(SEED)
-    engine = engines(CHUNKS, policy)
-    for number in range(25):
-        start = rng.choice((0, 0, 20, 40))
-        keys = [key(start + at) for at in range(rng.randint(1, 16))]
-        request, read = serve(engine, keys, f"r{number}")
-        assert request.hits[-1] >= request.hits[0]
-        assert request.hits == sorted(request.hits)
-        assert len(read) <= len(request.lacked)
-    assert_nothing_is_held(engine)
-
-
-@POLICIES
-def test_requests_that_compete_all_end_their_walks(engines, policy):
-    engine = engines(CHUNKS, policy)
-    chains = [[key(100 * chain + at) for at in range(LENGTH)] for chain in range(4)]
-    for name, keys in enumerate(chains):
-        serve(engine, keys, f"first {name}")
-    serve(engine, chains[0][:3] + chains[1][:3], "heads")
-    requests = [Waiting(engine, f"back {name}", keys) for name, keys in enumerate(chains)]
-    waiting = list(requests)
-    for _ in range(200):
-        for request in list(waiting):
-            request.walk()
-            if request.is_ready:  # it is scheduled at once
-                request.finish()
-                waiting.remove(request)
-        engine.end_step()
-    assert not waiting
-    for request in requests[:2]:  # which found room for promotions
-        assert request.hits == sorted(request.hits)
-    assert sum(request.hits[-1] for request in requests) >= CHUNKS
-    assert_nothing_is_held(engine)
-
-
 class TieredEngine(SchedulerEngine):
     """An engine that waits after each step until its tier has nothing left to do."""
 

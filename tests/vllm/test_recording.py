@@ -29,11 +29,10 @@ from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace
 from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.configuration import create as create_spec
-from tests.vllm.conftest import SEED, SEQUENCES
+from tests.vllm.conftest import SEED
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
 from tests.vllm.requests import WithoutHints, key
 from tests.vllm.requests import context as context_of
-from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request
 
 ROOT = Path(__file__).parents[2]
@@ -307,25 +306,6 @@ def test_a_request_that_finished_is_not_held(tmp_path):
     gc.collect()
     assert made() is None
     manager.shutdown()
-
-
-def test_decisions_stay_what_they_are(tmp_path):
-    """The same random sequences as without, against vLLM's own manager."""
-    numbers = iter(range(10**9))
-
-    def build(kind, cache_policy, **arguments):
-        manager = KVOffloadManager(cache_policy=cache_policy, **arguments)
-        recorder = recorder_of(tmp_path / f"{next(numbers)}.gz")
-        recorder.attach(manager)
-        managers.append(recorder)
-        return manager
-
-    for number in range(max(1, SEQUENCES // 25)):
-        managers: list[RequestRecorder] = []
-        run_sequence(SEED + number, "manager", "arc" if number % 2 else "lru", build)
-        for recorder in managers:
-            assert recorder.log.recording
-            recorder.log.close()
 
 
 def test_trouble_with_the_recording_stays_out_of_the_engine(tmp_path, caplog, monkeypatch):

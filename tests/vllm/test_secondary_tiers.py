@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,41 +66,6 @@ def test_chunks_come_back_byte_for_byte_also_after_a_restart(tmp_path, engines, 
         assert again.request(chain(start)) == 4
     assert {job for job, *_ in again.jobs} == {"submit_load"}
     assert_nothing_is_left(again)
-
-
-CHILD = """
-import os, signal, sys
-from tests.vllm.test_secondary_tiers import chain
-from tests.vllm.tiered import Engine, slab
-engine = Engine(slab(sys.argv[1], 2000))
-for start in range(0, 400, 4):
-    engine.request(chain(start))
-    print(start, flush=True)
-"""
-
-
-def test_after_kill_9_the_chunks_are_there(tmp_path, engines):
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", CHILD, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    try:
-        for line in child.stdout:
-            if line.strip() == "120":
-                break
-        else:
-            raise AssertionError("the child has ended")
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.stdout.close()
-        child.wait()
-    engine = engines(slab(tmp_path, 2000))
-    assert engine.tier.tier.num_restored >= 120
-    for start in range(0, 120, 4):
-        assert engine.request(chain(start)) == 4
-    assert_nothing_is_left(engine)
 
 
 def test_a_chunk_that_is_there_is_not_written_again(tmp_path, engines):

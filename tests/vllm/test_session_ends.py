@@ -169,14 +169,6 @@ def test_an_end_leaves_what_other_sessions_share(cache_policy, on_accelerator):
         assert not set(requests.evicted(3)) & set(prompt)
 
 
-def test_a_session_that_goes_on_keeps_its_chunks_its_own():
-    requests = Requests("lru", 20)
-    for length in (4, 6, 6, 9):
-        requests.run(keys(0, 0, length))
-    requests.run(keys(0, 0, 12), ENDS)
-    assert requests.num_released == 12
-
-
 def test_requests_that_store_a_prompt_at_the_same_time_share_it():
     manager = KVOffloadManager(20, "lru")
     prompt, made = keys(0, 0, 3), []

@@ -12,7 +12,6 @@ from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import DifferenceError, Pair
 from tests.vllm.requests import context, key
@@ -59,44 +58,11 @@ def test_same_decisions_over_shared_contexts(policies):
             raise AssertionError(f"sequence {SEED + number}: {difference}") from difference
 
 
-def store(manager, made: ReqContext, number: int, complete: bool = True) -> list[bytes]:
-    """Store one chunk; return the keys that were evicted."""
-    output = manager.prepare_store([key(number)], made)
-    if complete:
-        manager.complete_store(output.keys_to_store, made)
-    return output.evicted_keys
-
-
-@pytest.mark.skipif(
-    not installed_release().provisional_ranks, reason="requests have no ranks in this vLLM"
-)
-@pytest.mark.parametrize("kind", ["reference", "manager"])
-def test_a_request_keeps_its_rank_while_it_shows_another_manager_nothing_new(kind):
-    first, second = (build(kind, "lru", num_chunks=3) for _ in range(2))
-    shared = context([key(1), key(2)], "shared")
-    store(first, shared, 1)
-    store(first, context([key(3)], "other"), 3)
-    store(second, context([key(4)], "writer"), 4, complete=False)
-    store(second, shared, 4)  # being written by another: no access
-    store(first, shared, 2)  # so this is older than what the other request has stored
-    assert store(first, context([key(5)], "last"), 5) == [key(2)]
-
-
-@pytest.mark.parametrize("kind", ["reference", "manager"])
-def test_a_request_takes_a_new_rank_once_it_has_shown_another_manager_a_key(kind):
-    first, second = (build(kind, "lru", num_chunks=3) for _ in range(2))
-    shared = context([key(1), key(2)], "shared")
-    store(first, shared, 1)
-    store(first, context([key(3)], "other"), 3)
-    store(second, shared, 1)
-    store(first, shared, 2)
-    assert store(first, context([key(5)], "last"), 5) == [key(1)]
-
-
 def test_a_call_that_fails_leaves_the_other_managers_place_on_the_context():
     first, second = KVOffloadManager(3), KVOffloadManager(3)
     shared = context([key(1), key(2)], "shared")
-    store(first, shared, 1)
+    first.prepare_store([key(1)], shared)
+    first.complete_store([key(1)], shared)
     (state,) = shared._state.values()
     before = state.access
     assert before is not None

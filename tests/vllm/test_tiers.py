@@ -67,28 +67,6 @@ def test_the_same_requests_give_the_same_jobs(tmp_path, engines, policy):
     assert_nothing_is_left(ours)
 
 
-def test_a_tier_that_cannot_read_leaves_nothing_behind(tmp_path, engines):
-    engine = engines(files(tmp_path))
-    first, second = [key(n) for n in range(4)], [key(n) for n in range(10, 14)]
-    engine.request(first)
-    engine.request(second)
-    for path in tmp_path.rglob("*.bin"):
-        path.write_bytes(b"short")
-    assert engine.request(first) == 0
-    assert_nothing_is_left(engine)
-    assert engine.request(first) == 4  # stored by the request that could not load
-
-
-def test_a_tier_that_cannot_write_leaves_nothing_behind(tmp_path, engines):
-    engine = engines(files(tmp_path / "tier"))
-    (base,) = (path for path in (tmp_path / "tier").iterdir() if path.is_dir())
-    base.with_name(f"{base.name}_r0").write_text("a file where a folder is needed")
-    keys = [key(n) for n in range(4)]
-    engine.request(keys)
-    assert_nothing_is_left(engine)
-    assert engine.request(keys) == 4
-
-
 def test_a_store_that_fails_and_a_full_primary_leave_nothing_behind(tmp_path, engines):
     engine = engines(files(tmp_path))
     assert engine.request([key(n) for n in range(6)]) == 0  # more than there is room for: refused
