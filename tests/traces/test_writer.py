@@ -35,17 +35,3 @@ def test_the_same_requests_make_the_same_bytes(tmp_path):
         write_trace(REQUESTS, tmp_path / name)
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
     assert len(gzip.decompress((tmp_path / "a.gz").read_bytes()).splitlines()) == 2
-
-
-@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst"])
-def test_a_failure_leaves_no_file(tmp_path, name):
-    if name.endswith(".zst"):
-        pytest.importorskip(zstd_module())
-
-    def failing():
-        yield from REQUESTS
-        raise RuntimeError("the source failed")
-
-    with pytest.raises(RuntimeError, match="the source failed"):
-        write_trace(failing(), tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
