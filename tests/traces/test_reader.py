@@ -203,7 +203,8 @@ def test_skipping_bad_lines_does_not_skip_the_rest_of_a_file(tmp_path, pack):
     whole = pack(lines)
     damaged = bytearray(whole)
     damaged[len(whole) // 2 : len(whole) // 2 + 8] = bytes(8)
-    for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged)):
+    no_block = whole[:10] + b"\xff" * 9 + whole[19:]
+    for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged), no_block):
         path = write(tmp_path, data)
         assert "must be readable to its end: " in fault(path, skip_bad=True)
     # a whole file of a log whose writer was killed: only a line is bad
