@@ -262,6 +262,19 @@ def test_a_table_of_counts_is_refused_for_showing_no_sharing(tmp_path, line):
     assert "counts of tokens do not show what prompts share, got ['" in rule(tmp_path, line)
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "must have the field timestamp"),
+        ({"requests": []}, "must have messages, a prompt or the ids of blocks"),
+        ({"prompt_tokens": [3]}, "must have messages, a prompt or the ids of blocks"),
+        ({"prompt_tokens": 3, "ask": "x" * 300}, "must have messages, a prompt or the ids of"),
+    ],
+)
+def test_a_row_that_nearly_has_a_format_is_refused(tmp_path, row, message):
+    assert rule(tmp_path, row).startswith(message)
+
+
 def test_dynamo_records_of_requests_are_read_and_others_counted(tmp_path):
     tool = {"schema": DYNAMO["schema"], "event_type": "tool", "tool": {}}
     without = DYNAMO | {"request": {"request_id": "q"}}

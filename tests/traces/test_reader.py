@@ -170,6 +170,7 @@ def test_says_what_a_file_is_that_is_no_trace(tmp_path, start, advice):
     ("first", "advice"),
     [
         (b"time,tokens,hash", "--format csv reads a table, and --fields names its columns"),
+        (b"time,prompt \xe9", "--format csv reads a table, and --fields names its columns"),
         (bytes(20), "--format oracle-general reads libCacheSim's binary traces"),
     ],
 )

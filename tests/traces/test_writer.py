@@ -9,7 +9,10 @@ from kvoffload.traces.lines import zstd_module
 
 pytestmark = pytest.mark.fast
 
-REQUESTS = [Request(0, 1000, 7, (0, 2**64 - 1), "chat-1"), Request(1.5, 0, 0, ())]
+REQUESTS = [
+    Request(0, 1000, 7, (0, 2**64 - 1), "chat-1", parent="p", think=1, service=2, stop="s"),
+    Request(1.5, 0, 0, (), ends=True, expect=3, type="t", turn=4),
+]
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst"])
@@ -25,8 +28,10 @@ def test_writes_the_mooncake_format_with_the_known_fields_only(tmp_path):
     write_trace(REQUESTS, tmp_path / "t")
     assert (tmp_path / "t").read_bytes() == (
         b'{"timestamp":0,"input_length":1000,"output_length":7,'
-        b'"hash_ids":[0,18446744073709551615],"session":"chat-1"}\n'
-        b'{"timestamp":1.5,"input_length":0,"output_length":0,"hash_ids":[]}\n'
+        b'"hash_ids":[0,18446744073709551615],"session":"chat-1","parent":"p","think":1,'
+        b'"service":2,"stop":"s"}\n'
+        b'{"timestamp":1.5,"input_length":0,"output_length":0,"hash_ids":[],"expect":3,"type":"t",'
+        b'"turn":4,"ends":true}\n'
     )
 
 
