@@ -19,17 +19,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import os
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.engine.load import Client, plan
 from tests.engine.model import make_model, token_bytes
 from tests.engine.runs import NUM_CHUNKS, OURS
-from tests.engine.server import BLOCK_TOKENS, DEVICE_BLOCKS, Server
+from tests.engine.server import (
+    BLOCK_TOKENS,
+    DEVICE_BLOCKS,
+    SECONDS,
+    Answer,
+    Server,
+    processes_of,
+)
 
 SIZE = {"layers": 4, "heads": 4, "head_size": 64}
 ENGINES = {
@@ -40,6 +52,48 @@ ENGINES = {
 }
 
 
+class TimedServer(Server):
+    """A server that is asked for each token as it comes, so that the time to the first is known."""
+
+    first_token_seconds = 0.0  # of the latest answer
+
+    def ask(self, messages: Sequence[tuple[str, str]], answer_tokens: int, **fields: Any) -> Answer:
+        body = {**self.body(messages, answer_tokens), **fields}
+        start, first = time.perf_counter(), None
+        text, tokens, usage = "", [], None
+        with self.session().post(
+            f"{self.url}/v1/chat/completions",
+            json={**body, "stream": True, "stream_options": {"include_usage": True}},
+            timeout=SECONDS,
+            stream=True,
+        ) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                data = line.removeprefix(b"data: ")
+                if not data or data == b"[DONE]":
+                    continue
+                part = json.loads(data)
+                usage = part.get("usage") or usage
+                for choice in part["choices"]:
+                    ids = choice.get("token_ids") or []
+                    if ids and first is None:
+                        first = time.perf_counter() - start
+                    tokens += ids
+                    text += choice["delta"].get("content") or ""
+        self.first_token_seconds = first
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return Answer(tuple(messages), text.strip(), tuple(tokens), usage["prompt_tokens"], cached)
+
+    def cpu_seconds(self) -> float:
+        """Return the processor's time that the server has taken so far."""
+        ticks = 0
+        for process in processes_of(self.process.pid):
+            # pid (name), then the fields from the third on
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, ...]]:
     """Send every engine the same requests, in turn; return a row per engine."""
     model = make_model(folder / "model", **SIZE)
@@ -48,8 +102,9 @@ def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, .
         clients = []
         for name in names:
             extra = ENGINES[name]
-            server = Server(model, folder / "runs", None if extra is None else {**memory, **extra})
-            clients.append(Client(running.enter_context(server), stream=True))
+            extra = None if extra is None else {**memory, **extra}
+            server = TimedServer(model, folder / "runs", extra)
+            clients.append(Client(running.enter_context(server)))
         before = [client.server.cpu_seconds() for client in clients]
         seconds: list[list[float]] = [[] for _ in names]
         answers: list[list[tuple[int, ...]]] = [[] for _ in names]
@@ -58,7 +113,7 @@ def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, .
                 place = (number + step) % len(names)
                 answer = clients[place].ask(turn)
                 clients[place].server.settle()
-                seconds[place].append(answer.first_token_seconds)
+                seconds[place].append(clients[place].server.first_token_seconds)
                 answers[place].append(answer.token_ids)
         cpu = [
             client.server.cpu_seconds() - start

@@ -20,24 +20,12 @@ LEAST_ROOM = 160  # tokens that a turn and its answer may take
 
 @dataclass(frozen=True)
 class Turn:
-    """One request to make.
-
-    Attributes
-    ----------
-    conversation : int
-        Which one it belongs to.
-    says : str
-        What the user says.
-    answer_tokens : int
-        How long the answer is.
-    again : bool
-        Whether the conversation goes on; False begins it anew.
-    """
+    """One request to make."""
 
     conversation: int
-    says: str
+    says: str  # by the user
     answer_tokens: int
-    again: bool
+    again: bool  # whether the conversation goes on; False begins it anew
 
 
 def plan(num_turns: int, seed: int = 0, num_conversations: int = CONVERSATIONS) -> list[Turn]:
@@ -76,25 +64,14 @@ def crowd(size: int, answer_tokens: int) -> list[Turn]:
 
 @dataclass
 class Client:
-    """Makes the requests of a plan.
-
-    Parameters
-    ----------
-    server : Server
-        Whom to ask.
-    stream : bool
-        Whether to ask for each token as it comes, and take the time to the first.
-    """
+    """Makes the requests of a plan."""
 
     server: Server
-    stream: bool = False
     talks: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def ask(self, turn: Turn) -> Answer:
         before = self.talks.get(turn.conversation, ()) if turn.again else ()
-        answer = self.server.ask(
-            (*before, ("user", turn.says)), turn.answer_tokens, stream=self.stream
-        )
+        answer = self.server.ask((*before, ("user", turn.says)), turn.answer_tokens)
         self.talks[turn.conversation] = (*answer.messages, ("assistant", answer.text))
         return answer
 

@@ -24,21 +24,11 @@ SECONDS = 300
 
 
 class Outcome(NamedTuple):
-    """What a run has left.
+    """What a run has left."""
 
-    Attributes
-    ----------
-    lengths : list of int
-        Tokens of the prompts that the last engine answered.
-    answers : list of list of list of int
-        By engine and prompt, the tokens of the answer.
-    metrics : list of dict of str to float
-        By engine, the counters and gauges that it gives in process, summed over their labels.
-    """
-
-    lengths: list[int]
-    answers: list[list[list[int]]]
-    metrics: list[dict[str, float]]
+    lengths: list[int]  # tokens of the prompts that the last engine answered
+    answers: list[list[list[int]]]  # by engine and prompt, the tokens
+    metrics: list[dict[str, float]]  # by engine: counters and gauges, summed over their labels
 
 
 def run_offline(

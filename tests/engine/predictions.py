@@ -21,7 +21,7 @@ from typing import Any
 from kvoffload.traces import Request, Workload, write_trace
 from kvoffload.traces.prompts import prompt_of
 from tests.engine.model import MAX_TOKENS, token_bytes
-from tests.engine.runs import PACKAGE
+from tests.engine.runs import file_tier, tiering
 from tests.engine.server import BLOCK_TOKENS, Server
 
 CONCURRENCY = 16
@@ -148,20 +148,10 @@ def ask(server: Server, request: Request) -> int:
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, and the sizes of its caches.
+    """A model, and the sizes of its caches in blocks."""
 
-    Attributes
-    ----------
-    layers : dict
-        Of the model's configuration: its layers, where not all keep every token.
-    layers_per_slot : int
-        Of each group.
-    device, host, disk : int
-        Blocks of each cache.
-    """
-
-    layers: dict[str, Any]
-    layers_per_slot: int
+    layers: dict[str, Any]  # of the model's configuration, where not all keep every token
+    layers_per_slot: int  # of each group
     device: int
     host: int
     disk: int
@@ -181,19 +171,8 @@ class Setting:
 
     def extra(self, folder: Path) -> dict[str, Any]:
         """Return ``kv_connector_extra_config``."""
-        tier = {
-            "type": "KVOffloadFileTier",
-            "module_path": PACKAGE,
-            "path": str(folder / "disk"),
-            "capacity_bytes": self.disk * self.chunk_bytes,
-        }
-        return {
-            "spec_name": "KVOffloadTieringSpec",
-            "spec_module_path": PACKAGE,
-            "eviction_policy": POLICY,
-            "cpu_bytes_to_use": self.host * self.chunk_bytes,
-            "secondary_tiers": [tier],
-        }
+        tier = file_tier(folder / "disk", self.disk * self.chunk_bytes)
+        return {**tiering(self.host * self.chunk_bytes, tier), "eviction_policy": POLICY}
 
     def arguments(self) -> tuple[str, ...]:
         """Return more arguments for ``vllm serve``."""
@@ -216,13 +195,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the prompts' tokens, in percent, by the tier that they came from.
-
-    Attributes
-    ----------
-    device, host, disk : float
-        The accelerator's own cache, host memory, and the disk.
-    """
+    """Shares of the prompts' tokens, in percent, by the tier that they came from."""
 
     device: float
     host: float
@@ -231,22 +204,12 @@ class Shares:
 
 @dataclass(frozen=True)
 class Compared:
-    """A run: what the engine counted and what was predicted.
+    """A run: what the engine counted and what was predicted."""
 
-    Attributes
-    ----------
-    requests : int
-        Number of requests that were sent.
-    seconds : float
-        For which the engine answered them.
-    engine, predicted : Shares
-        By the engine's metrics, and by ``kvoffload advise``.
-    """
-
-    requests: int
-    seconds: float
-    engine: Shares
-    predicted: Shares
+    requests: int  # that were sent
+    seconds: float  # until all were answered
+    engine: Shares  # by its metrics
+    predicted: Shares  # by ``kvoffload advise``
 
     @property
     def points(self) -> Shares:
@@ -278,13 +241,14 @@ def predict(setting: Setting, sent: Sent, model: Path, folder: Path) -> Shares:
     write_trace(sent.trace, trace)
     fields = json.loads((model / "config.json").read_text()) | setting.layers
     config.write_text(json.dumps(fields))
-    advice = kvoffload(
-        *("advise", str(trace), "--block-tokens", str(BLOCK_TOKENS), "--hints", "both"),
-        *("--model", str(config), "--policy", POLICY, "--capacity", str(setting.host)),
-        *("--device-memory", str(setting.predicted_device)),
+    said = kvoffload(
+        *("advise", trace, "--block-tokens", BLOCK_TOKENS, "--hints", "both", "--json"),
+        *("--model", config, "--policy", POLICY, "--capacity", setting.host),
+        *("--device-memory", setting.predicted_device),
         # for advise an element has two bytes, in the engine four
         *("--disk", f"{setting.disk * setting.chunk_bytes // 2}B", "--disk-policy", "lru"),
     )
+    advice = json.loads(said)
     (counts,) = [
         cell["counts"]
         for cell in advice["details"]["disk_cells"]
@@ -298,10 +262,9 @@ def predict(setting: Setting, sent: Sent, model: Path, folder: Path) -> Shares:
     return Shares(*(100 * unit * hit / advice["input_tokens"] for hit in hits))
 
 
-def kvoffload(*arguments: str) -> dict[str, Any]:
-    """Run a command; return what it prints as JSON."""
-    command = [sys.executable, "-m", "kvoffload", *arguments, "--json", "--quiet"]
+def kvoffload(*arguments: object) -> str:
+    """Run a command; return what it prints."""
+    command = [sys.executable, "-W", "error", "-m", "kvoffload", *map(str, arguments), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return done.stdout

@@ -49,82 +49,37 @@ NO_DEVICE_CACHE = ("--no-enable-prefix-caching",)
 class Setting:
     """A plan to start, ask and stop a server.
 
-    Attributes
-    ----------
-    extra : dict or None
-        ``kv_connector_extra_config`` but for the size of the cache; None: no offloading.
-    arguments : tuple of str
-        For ``vllm serve``. With `ORDERLY` the engine ends by itself and can say how it was at last;
-        without, it is killed, which is vLLM's default.
-    copies : str
-        How `tests.engine.worker` copies.
-    at_once : bool
-        Whether `CONCURRENCY` requests are made at a time, and others are abandoned meanwhile.
-    turns : int
-        How many of the plan.
-    again : bool
-        Whether at last some prompts are asked, and once more when the device has forgotten them.
-    record : bool
-        Whether the requests are recorded.
-    disk : bool
-        Whether there is a disk below host memory. Then the server is killed at last, not stopped.
-    after : str or None
-        The run whose disk, as it was at its end, is there from the beginning.
-    damaged : bool
-        Whether a bit of some of that disk's chunks has changed.
+    With `ORDERLY` among the arguments for ``vllm serve`` the engine ends by itself and can say how
+    it was at last; without, it is killed, which is vLLM's default.
     """
 
-    extra: dict[str, Any] | None = None
+    extra: dict[str, Any] | None = None  # but for the size of the cache; None: no offloading
     arguments: tuple[str, ...] = ()
-    copies: str = "now"
-    at_once: bool = False
-    turns: int = NUM_TURNS
-    again: bool = False
+    copies: str = "now"  # how `tests.engine.worker` copies
+    at_once: bool = False  # `CONCURRENCY` at a time, and others are abandoned meanwhile
+    turns: int = NUM_TURNS  # of the plan
+    again: bool = False  # at last some prompts twice; between, the device forgets them
     record: bool = False
-    disk: bool = False
-    after: str | None = None
-    damaged: bool = False
+    disk: bool = False  # below host memory; then the server is killed at last, not stopped
+    after: str | None = None  # the run whose disk is there from the beginning
+    damaged: bool = False  # a bit in some chunks of that disk has changed
 
 
 @dataclass
 class Run:
-    """The results of a run.
+    """The results of a run."""
 
-    Attributes
-    ----------
-    answers : list of Answer
-        One for each turn.
-    first, second : list of Answer
-        Of the prompts that were asked twice.
-    abandoned : int
-        Requests whose client hung up.
-    crowded : list of Answer
-        Long ones, asked for at once, or one by one where there is no offloading.
-    metrics : Metrics
-        At rest, after the last request.
-    status : int
-        Of the server, when it was stopped.
-    log : str
-        What it printed.
-    report : dict or None
-        What the scheduler's side said of itself at its end.
-    trace : Path
-        The recording, if there is one.
-    disk : Path
-        The folder of the disk tier, if there is one.
-    """
-
-    trace: Path
-    disk: Path
-    answers: list[Answer] = field(default_factory=list)
-    first: list[Answer] = field(default_factory=list)
+    trace: Path  # of the recording, if there is one
+    disk: Path  # the folder of that tier, if there is one
+    answers: list[Answer] = field(default_factory=list)  # one for each turn
+    first: list[Answer] = field(default_factory=list)  # of the prompts that were asked twice
     second: list[Answer] = field(default_factory=list)
-    abandoned: int = 0
-    crowded: list[Answer] = field(default_factory=list)
-    metrics: Metrics = field(default_factory=lambda: Metrics({}))
-    status: int = -1
+    abandoned: int = 0  # requests whose client hung up
+    crowded: list[Answer] = field(default_factory=list)  # long ones; at once, if offloaded
+    metrics: Metrics = field(default_factory=lambda: Metrics({}))  # at rest, after the last request
+    status: int = -1  # of the server, when it was stopped
     log: str = ""
-    report: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None  # of the scheduler's side at its end
 
 
 def ours(policy: str, *arguments: str, **more: Any) -> Setting:
@@ -132,14 +87,23 @@ def ours(policy: str, *arguments: str, **more: Any) -> Setting:
     return Setting({**OURS, "eviction_policy": policy}, arguments, **more)
 
 
-def above_disk(after: str | None = None, *, damaged: bool = False) -> Setting:
-    """Return a run of our tiering manager, which is asked the first of what the others are."""
-    extra = {
+def tiering(host_bytes: int, tier: dict[str, Any]) -> dict[str, Any]:
+    """Return ``kv_connector_extra_config`` of our tiering manager with a secondary tier."""
+    return {
         "spec_name": "KVOffloadTieringSpec",
         "spec_module_path": PACKAGE,
-        "cpu_bytes_to_use": NUM_CHUNKS_ABOVE_DISK * CHUNK_BYTES,
+        "cpu_bytes_to_use": host_bytes,
+        "secondary_tiers": [{"module_path": PACKAGE, **tier}],
     }
-    return Setting(extra, turns=NUM_TURNS_DISK, disk=True, after=after, damaged=damaged)
+
+
+def file_tier(path: Path, capacity_bytes: int) -> dict[str, Any]:
+    return {"type": "KVOffloadFileTier", "path": str(path), "capacity_bytes": capacity_bytes}
+
+
+def above_disk(after: str | None = None, *, damaged: bool = False) -> Setting:
+    """Return a run of our tiering manager, which is asked the first of what the others are."""
+    return Setting({}, turns=NUM_TURNS_DISK, disk=True, after=after, damaged=damaged)
 
 
 POLICIES = tuple(name for name in registry.names() if name != "arc")  # that has a run of its own
@@ -177,13 +141,8 @@ def make_run(setting: Setting, model: Path, folder: Path, before: Run | None) ->
         if setting.record:
             extra["kvoffload_record"] = str(run.trace)
         if setting.disk:
-            tier = {
-                "type": "KVOffloadFileTier",
-                "module_path": PACKAGE,
-                "path": str(run.disk),
-                "capacity_bytes": NUM_SLOTS * CHUNK_BYTES,
-            }
-            extra["secondary_tiers"] = [tier]
+            tier = file_tier(run.disk, NUM_SLOTS * CHUNK_BYTES)
+            extra = tiering(NUM_CHUNKS_ABOVE_DISK * CHUNK_BYTES, tier)
     with Server(model, folder, extra, arguments=setting.arguments, copies=setting.copies) as server:
         turns = plan(NUM_TURNS)[: setting.turns]
         if setting.at_once:

@@ -63,28 +63,13 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1
 
 @dataclass(frozen=True)
 class Answer:
-    """One request that was made.
+    """One request that was made, and its answer."""
 
-    Attributes
-    ----------
-    messages : tuple
-        All that was said before and by it, as (role, content).
-    text : str
-        The answer.
-    token_ids : tuple of int
-        Its tokens.
-    prompt_tokens, cached_tokens : int
-        Of the prompt, and of these not computed.
-    first_token_seconds : float or None
-        Until the first token of the answer came, where it was streamed.
-    """
-
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[tuple[str, str], ...]  # (role, content) of all before it, and its own
     text: str
     token_ids: tuple[int, ...]
     prompt_tokens: int
-    cached_tokens: int
-    first_token_seconds: float | None = None
+    cached_tokens: int  # of the prompt's: not computed
 
 
 def plugin_folder(folder: Path) -> Path:
@@ -151,31 +136,12 @@ def engine_arguments(
 
 
 class Server:
-    """A server with the small model.
+    """A server with the small model, from `tests.engine.model.make_model`.
 
-    Parameters
-    ----------
-    model : Path
-        From `tests.engine.model.make_model`.
-    folder : Path
-        For the log and whatever it writes; shared by several servers it spares them some work.
-    extra : mapping or None
-        ``kv_connector_extra_config``; None for an engine that does not offload.
-    arguments : sequence of str
-        More arguments for ``vllm serve``.
-    copies : str
-        ``now``, ``later`` or ``zeros``: `tests.engine.worker`.
-    python : str
-        The Python that has vLLM.
-    variables : mapping
-        More environment variables.
-
-    Attributes
-    ----------
-    log_path : Path
-        What the server prints.
-    report_path : Path
-        What the scheduler's side said of itself when it was shut down in good order.
+    `folder` is for the log and whatever it writes; shared by several servers it spares them some
+    work. `extra` is ``kv_connector_extra_config``, None for an engine that does not offload;
+    `copies` says how `tests.engine.worker` copies. In `report_path` is what the scheduler's side
+    said of itself when it was shut down in good order.
     """
 
     def __init__(
@@ -186,10 +152,9 @@ class Server:
         *,
         arguments: Sequence[str] = (),
         copies: str = "now",
-        python: str = sys.executable,
         variables: Mapping[str, str] | None = None,
     ):
-        self.model, self.folder, self.extra, self.python = model, folder, extra, python
+        self.model, self.folder, self.extra = model, folder, extra
         self.arguments = tuple(arguments)
         folder.mkdir(parents=True, exist_ok=True)
         self.own = Path(tempfile.mkdtemp(dir=folder, prefix="server-"))
@@ -219,7 +184,7 @@ class Server:
     def command(self) -> list[str]:
         """Return the command line that `start` runs."""
         options = engine_arguments(self.model, self.extra, self.name)
-        line = [self.python, "-m", *SERVE]
+        line = [sys.executable, "-m", *SERVE]
         if SERVE != SERVER:
             line.append(options.pop("model"))
         for name, value in options.items():
@@ -299,14 +264,10 @@ class Server:
         self,
         messages: Sequence[tuple[str, str]],
         answer_tokens: int,
-        *,
-        stream: bool = False,
         **fields: Any,
     ) -> Answer:
         """Ask for the likeliest answer of a given length, with more fields in the body."""
         body = {**self.body(messages, answer_tokens), **fields}
-        if stream:
-            return self.ask_in_parts(tuple(messages), body)
         reply = self.post("/v1/chat/completions", **body).json()
         (choice,), usage = reply["choices"], reply["usage"]
         return Answer(
@@ -316,33 +277,6 @@ class Server:
             usage["prompt_tokens"],
             usage["prompt_tokens_details"]["cached_tokens"],
         )
-
-    def ask_in_parts(
-        self, messages: tuple[tuple[str, str], ...], body: Mapping[str, Any]
-    ) -> Answer:
-        start, first = time.perf_counter(), None
-        text, tokens, usage = "", [], None
-        with self.session().post(
-            f"{self.url}/v1/chat/completions",
-            json={**body, "stream": True, "stream_options": {"include_usage": True}},
-            timeout=SECONDS,
-            stream=True,
-        ) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                data = line.removeprefix(b"data: ")
-                if not data or data == b"[DONE]":
-                    continue
-                part = json.loads(data)
-                usage = part.get("usage") or usage
-                for choice in part["choices"]:
-                    ids = choice.get("token_ids") or []
-                    if ids and first is None:
-                        first = time.perf_counter() - start
-                    tokens += ids
-                    text += choice["delta"].get("content") or ""
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return Answer(messages, text.strip(), tuple(tokens), usage["prompt_tokens"], cached, first)
 
     def abandon(self, messages: Sequence[tuple[str, str]], after: int) -> None:
         """Ask for an answer of any length and hang up when `after` tokens of it have come."""
@@ -380,11 +314,6 @@ class Server:
         """Return the metrics when a watch that exports every half second has sent all.
 
         Only steps bring what is new, and several bring all of it.
-
-        Raises
-        ------
-        TimeoutError
-            If they still change after `EXPORT_SECONDS`.
         """
         deadline = time.monotonic() + EXPORT_SECONDS
         before = None
@@ -405,15 +334,6 @@ class Server:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"a watch's metrics still change after {EXPORT_SECONDS} s")
             before = seen
-
-    def cpu_seconds(self) -> float:
-        """Return the processor's time that the server has taken so far."""
-        ticks = 0
-        for process in processes_of(self.process.pid):
-            # pid (name), then the fields from the third on
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> int:
         """Stop the server with SIGTERM, as users do; return its exit status.

@@ -8,26 +8,14 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 
 from tests.engine.metrics import TIER
 from tests.engine.offline import run_offline
-from tests.engine.runs import CHUNK_BYTES, NUM_CHUNKS_ABOVE_DISK, NUM_SLOTS, PACKAGE
+from tests.engine.runs import CHUNK_BYTES, NUM_CHUNKS_ABOVE_DISK, NUM_SLOTS, file_tier, tiering
 
 
 @pytest.mark.nightly
 def test_a_second_engine_starts_and_finds_the_first_one_s_disk(model, tmp_path):
     """With every metric that the configuration can turn on: vLLM declares them a second time."""
-    extra = {
-        "spec_name": "KVOffloadTieringSpec",
-        "spec_module_path": PACKAGE,
-        "cpu_bytes_to_use": NUM_CHUNKS_ABOVE_DISK * CHUNK_BYTES,
-        "kvoffload_watch": True,
-        "secondary_tiers": [
-            {
-                "type": "KVOffloadFileTier",
-                "module_path": PACKAGE,
-                "path": str(tmp_path / "disk"),
-                "capacity_bytes": NUM_SLOTS * CHUNK_BYTES,
-            }
-        ],
-    }
+    tier = file_tier(tmp_path / "disk", NUM_SLOTS * CHUNK_BYTES)
+    extra = tiering(NUM_CHUNKS_ABOVE_DISK * CHUNK_BYTES, tier) | {"kvoffload_watch": True}
     outcome = run_offline(model, tmp_path, extra, batches=1, engines=2)
     first, second = outcome.metrics
     assert outcome.answers[0] == outcome.answers[1]

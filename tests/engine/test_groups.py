@@ -38,24 +38,12 @@ OVERRIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wi
 
 @dataclass(frozen=True)
 class Setting:
-    """A model with several groups, and an engine for it.
-
-    Attributes
-    ----------
-    layout : GroupLayout
-        Its groups.
-    num_slots : int
-        Chunks in host memory.
-    arguments : tuple of str
-        For ``vllm serve``.
-    forgets : bool
-        Whether the device is made to forget before each turn: without its cache it keeps no state.
-    """
+    """A model with several groups, and an engine for it."""
 
     layout: GroupLayout
-    num_slots: int
-    arguments: tuple[str, ...]
-    forgets: bool = False
+    num_slots: int  # chunks in host memory
+    arguments: tuple[str, ...]  # for ``vllm serve``
+    forgets: bool = False  # before each turn: without its cache the device keeps no state
 
 
 SETTINGS = {
@@ -66,27 +54,13 @@ SETTINGS = {
 
 @dataclass
 class Served:
-    """What an engine did.
-
-    Attributes
-    ----------
-    setting : Setting
-        Its model.
-    answers : list of Answer
-        One for each turn.
-    metrics : Metrics
-        At rest, after the last turn.
-    exported : Metrics
-        When its watch had sent all.
-    trace : list of Request
-        Its recording of the turns.
-    """
+    """What an engine did."""
 
     setting: Setting
-    answers: list[Answer]
-    metrics: Metrics
-    exported: Metrics
-    trace: list[Request]
+    answers: list[Answer]  # one for each turn
+    metrics: Metrics  # at rest, after the last turn
+    exported: Metrics  # when its watch had sent all
+    trace: list[Request]  # its recording of the turns
 
     @property
     def chunks(self) -> GroupChunks:

@@ -9,8 +9,6 @@ replay ends each store at once.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 from kvoffload.traces import Request, Workload, write_trace
 from tests.engine.metrics import Metrics
 from tests.engine.model import MAX_TOKENS, token_bytes
+from tests.engine.predictions import kvoffload
 from tests.engine.runs import CHUNK_BYTES, NO_DEVICE_CACHE, ORDERLY
 from tests.engine.server import BLOCK_TOKENS, Server
 
@@ -52,38 +51,16 @@ def requests() -> list[Request]:
     return made
 
 
-def kvoffload(*arguments: object) -> str:
-    """Run the command; return what it prints."""
-    command = [sys.executable, "-W", "error", "-m", "kvoffload", *map(str, arguments), "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @dataclass
 class Measured:
-    """The requests to an engine and their results.
+    """The requests to an engine and their results."""
 
-    Attributes
-    ----------
-    trace : list of Request
-        What the prompts were made of.
-    replayed, advised : dict
-        What the commands print as JSON.
-    cached_tokens : list of int
-        Of each prompt, as the server says in its answer.
-    metrics : Metrics
-        When all had been answered.
-    cached_when_whole : int
-        Tokens not computed of a prompt that ends with a block and had been asked before.
-    """
-
-    trace: list[Request]
-    replayed: dict[str, Any]
+    trace: list[Request]  # what the prompts were made of
+    replayed: dict[str, Any]  # what the commands print as JSON
     advised: dict[str, Any]
-    cached_tokens: list[int]
-    metrics: Metrics
-    cached_when_whole: int
+    cached_tokens: list[int]  # of each prompt, as the server says in its answer
+    metrics: Metrics  # when all had been answered
+    cached_when_whole: int  # tokens of a prompt that ends with a block and had been asked before
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Trace
 from tests.engine.offline import run_offline
+from tests.engine.predictions import kvoffload
 from tests.engine.runs import CHUNK_BYTES, NUM_CHUNKS, NUM_TURNS, OURS
 from tests.engine.server import BLOCK_TOKENS, DEVICE_BLOCKS
 
@@ -69,15 +68,12 @@ def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
 @pytest.mark.engine_runs("lru")
 def test_advise_reads_it_and_foretells_what_was_saved(runs):
     """With the device's cache in front, which is not quite the LRU that advise takes it for."""
-    command = [
-        *(sys.executable, "-W", "error", "-m", "kvoffload", "advise", str(runs["lru"].trace)),
-        *("--memory", f"{NUM_CHUNKS * CHUNK_BYTES}B"),
+    said = kvoffload(
+        *("advise", runs["lru"].trace, "--memory", f"{NUM_CHUNKS * CHUNK_BYTES}B"),
         *("--device-memory", f"{DEVICE_BLOCKS * CHUNK_BYTES}B"),
-        *("--kv-bytes-per-token", str(CHUNK_BYTES // BLOCK_TOKENS), "--json", "--quiet"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    advice = json.loads(done.stdout)
+        *("--kv-bytes-per-token", CHUNK_BYTES // BLOCK_TOKENS, "--json"),
+    )
+    advice = json.loads(said)
     (memory,) = [one for one in advice["memories"] if one["capacity"] == NUM_CHUNKS]
     saved = memory["policies"]["lru"]["saved_tokens"]
     assert saved == pytest.approx(runs["lru"].metrics.loaded_tokens, rel=0.05)

@@ -18,7 +18,7 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 
 from tests.engine.load import Client, plan
 from tests.engine.metrics import Metrics
-from tests.engine.runs import CHUNK_BYTES, PACKAGE
+from tests.engine.runs import CHUNK_BYTES, tiering
 from tests.engine.server import HOST, ROOT, Server
 from tests.tiers.servers import redis_server
 
@@ -33,32 +33,16 @@ PATIENCE_S = 300.0
 
 @dataclass
 class Shared:
-    """A tier that engines share.
-
-    Attributes
-    ----------
-    type, url : str
-        Of the secondary tier.
-    count : callable
-        Returns how many blocks it has.
-    packages : str
-        A folder of Python packages that the engines need for it.
-    """
+    """A secondary tier that engines share."""
 
     type: str
     url: str
-    count: Callable[[], int]
-    packages: str = ""
+    count: Callable[[], int]  # of the blocks that it has
+    packages: str = ""  # a folder of Python packages that the engines need for it
 
     def server(self, model: Path, folder: Path) -> Server:
         """Return an engine above it, not yet started."""
-        secondary = {"type": self.type, "module_path": PACKAGE, "url": self.url}
-        extra = {
-            "spec_name": "KVOffloadTieringSpec",
-            "spec_module_path": PACKAGE,
-            "cpu_bytes_to_use": NUM_CHUNKS * CHUNK_BYTES,
-            "secondary_tiers": [secondary],
-        }
+        extra = tiering(NUM_CHUNKS * CHUNK_BYTES, {"type": self.type, "url": self.url})
         # Where `engine_environment` puts what vLLM is to load.
         path = [str(ROOT), str(folder / "plugin"), *filter(None, [self.packages])]
         return Server(model, folder, extra, variables={"PYTHONPATH": ":".join(path)})
@@ -100,13 +84,6 @@ def redis(folder: Path) -> Iterator[Shared]:
             yield Shared("KVOffloadRedisTier", url, connection.dbsize, str(packages))
 
 
-def ask(server: Server, seed: int) -> list[tuple[int, ...]]:
-    """Return the tokens that a server answers to a plan."""
-    answers = Client(server).one_by_one(plan(NUM_TURNS, seed, NUM_CONVERSATIONS))
-    server.settle()
-    return [answer.token_ids for answer in answers]
-
-
 @dataclass
 class Engine:
     """A server that is asked, and what its metrics say of each plan."""
@@ -116,19 +93,16 @@ class Engine:
 
     def ask(self, seed: int) -> tuple[list[tuple[int, ...]], dict[str, float]]:
         """Return the tokens, and how much was computed, loaded and read from the tier for them."""
-        tokens = ask(self.server, seed)
+        answers = Client(self.server).one_by_one(plan(NUM_TURNS, seed, NUM_CONVERSATIONS))
+        self.server.settle()
         now, before = self.server.metrics(), self.before
         self.before = now
-        return tokens, {
+        read, read_before = (each.tier("bytes_total", NAME, op="get") for each in (now, before))
+        return [answer.token_ids for answer in answers], {
             "computed": now.computed_tokens - before.computed_tokens,
             "loaded": now.loaded_tokens - before.loaded_tokens,
-            "read": tier_value(now, "bytes_total", op="get")
-            - tier_value(before, "bytes_total", op="get"),
+            "read": read - read_before,
         }
-
-
-def tier_value(metrics: Metrics, name: str, **labels: str) -> float:
-    return metrics.tier(name, NAME, **labels)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +133,4 @@ def test_what_one_engine_stores_another_loads_with_the_same_tokens(tier, model, 
             assert shared_with["loaded"] > alone["loaded"]
             assert shared_with["computed"] < 0.5 * alone["computed"]
         for engine in engines:
-            assert tier_value(engine.before, "evicted_total", reason="corrupt") == 0
+            assert engine.before.tier("evicted_total", NAME, reason="corrupt") == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 
 from kvoffload.traces import Trace
 from tests.engine.load import Client, plan
+from tests.engine.predictions import kvoffload
 from tests.engine.runs import CHUNK_BYTES, NO_DEVICE_CACHE, NUM_TURNS, ORDERLY, OURS
 from tests.engine.server import Server
 
@@ -50,13 +49,8 @@ def watched(model, tmp_path_factory):
 def sweep(trace):
     """Return the hit ratios of LRU by size, as the command prints them."""
     capacities = ", ".join(str(int(size * NUM_CHUNKS)) for size in SIZES)
-    command = [
-        *(sys.executable, "-W", "error", "-m", "kvoffload", "sweep", str(trace), "--json"),
-        *("--policy", "lru", "--capacity", capacities, "--quiet", "--jobs", "1"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    options = ("--policy", "lru", "--capacity", capacities, "--jobs", 1, "--json")
+    return json.loads(kvoffload("sweep", trace, *options))
 
 
 def test_the_exported_curve_is_that_of_a_sweep_of_the_recording(watched):

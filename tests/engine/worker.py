@@ -34,20 +34,10 @@ DELAY = 0.02  # seconds that a copy in a thread waits: some steps of a small mod
 
 
 class CopyingWorker(OffloadingWorker):
-    """Copies between the engine's KV tensors and chunks in host memory.
+    """Copies between the engine's KV tensors and chunks in host memory, as vLLM's worker.
 
-    Parameters
-    ----------
-    kv_caches : CanonicalKVCaches
-        From vLLM: a row of bytes for each block and tensor, and which tensors a KV group has.
-    blocks_per_chunk : int
-        Blocks that lie side by side in a chunk.
-    num_cpu_chunks : int
-        Chunks in host memory.
-    mmap_region : SharedOffloadRegion or None
-        The memory, where secondary tiers share it; else it is allocated here.
-    canonical_layout : bool
-        Not supported.
+    `kv_caches` has a row of bytes for each block and tensor, and which tensors a KV group has.
+    `mmap_region` is the memory, where secondary tiers share it; else it is allocated here.
     """
 
     def __init__(

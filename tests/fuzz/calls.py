@@ -179,13 +179,7 @@ def begin(manager: Any, batch: list[Any], hints: Hints | None) -> tuple[Any, Any
 
 
 def run_calls(twins: Twins, data: bytes) -> int:
-    """Make the calls that the bytes stand for; return how many.
-
-    Raises
-    ------
-    AssertionError
-        If the twins differ, or an invariant of one does not hold.
-    """
+    """Make the calls that the bytes stand for; return how many."""
     sequence = Sequence(data)
     driver = Driver(twins, sequence)
     number = 0

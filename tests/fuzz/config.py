@@ -122,13 +122,7 @@ def check_layout(shape: ModelShape, dtype: str, workers: int, path: str) -> None
 
 
 def run_config(data: bytes) -> int:
-    """Read the description that the bytes stand for; return 1 if it has a shape, 0 if not.
-
-    Raises
-    ------
-    AssertionError
-        If a figure is not a finite number above 0, or a message is not one line.
-    """
+    """Read the description that the bytes stand for; return 1 if it has a shape, 0 if not."""
     with scratch() as folder:
         file = Path(folder, "config.json")
         file.write_bytes(config_of(data))

@@ -51,14 +51,7 @@ def merged(traces: list[tuple[list[Request], float | None]]) -> list[Request]:
 
 
 def run_merge(data: bytes) -> int:
-    """Read the files that the bytes stand for as one; return how many requests they hold.
-
-    Raises
-    ------
-    AssertionError
-        If a request is not valid, a message is not one line, or what is read is not what the files
-        hold, in order of time.
-    """
+    """Read the files that the bytes stand for as one; return how many requests they hold."""
     skip_bad = bool(data[1:2] and data[1] % 2)
     with scratch() as folder:
         paths = []

@@ -32,13 +32,7 @@ CANONICAL = (read_router,)
 
 
 def run_options(data: bytes) -> int:
-    """Read the value that the bytes stand for; return 1 if it is one, 0 if not.
-
-    Raises
-    ------
-    AssertionError
-        If a message is not one line, or what was read is read again as something else.
-    """
+    """Read the value that the bytes stand for; return 1 if it is one, 0 if not."""
     reader = READERS[data[0] % len(READERS)] if data else READERS[0]
     text = data[1:].decode("utf-8", "surrogateescape")
     try:

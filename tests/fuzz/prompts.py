@@ -20,14 +20,7 @@ FIELDS = {"time": "t", "prompt": "p", "model": "m", "output": "o", "session": "s
 
 
 def run_prompts(data: bytes) -> int:
-    """Read the log that the bytes stand for; return how many requests it holds.
-
-    Raises
-    ------
-    AssertionError
-        If a request is not valid, a message is not one line, skipping bad lines loses a good one,
-        two readings with one salt differ, or a figure is not finite.
-    """
+    """Read the log that the bytes stand for; return how many requests it holds."""
     head, body = data[:2].ljust(2, b"\0"), data[2:]
     format = FORMATS[head[0] % len(FORMATS)]
     with tempfile.TemporaryDirectory() as folder:

@@ -88,7 +88,8 @@ def read_skipping(path: Path, **options: Any) -> list[Request]:
 def check_figures(requests: list[Request]) -> None:
     """Raise unless what the commands compute of requests is finite and can be shown."""
     survey = Survey.of(requests, block_tokens=16)
-    figures = [survey.seconds, survey.ideal_hit_ratio or 0.0, *part_seconds(_times(requests))]
+    times = array("d", [request.timestamp for request in requests])
+    figures = [survey.seconds, survey.ideal_hit_ratio or 0.0, *part_seconds(times)]
     if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
         raise AssertionError(f"no finite figures: {figures}")
     for size in (1, 16, survey.block_tokens or 1):
@@ -99,19 +100,8 @@ def check_figures(requests: list[Request]) -> None:
         raise AssertionError(f"{survey.unique_blocks} unique blocks are not those decoded")
 
 
-def _times(requests: list[Request]) -> array[float]:
-    return array("d", [request.timestamp for request in requests])
-
-
 def run_reading(data: bytes) -> int:
-    """Read the file that the bytes stand for; return how many requests it holds.
-
-    Raises
-    ------
-    AssertionError
-        If a request is not valid, a message is not one line, passing over bad lines loses a good
-        one, what was read cannot be written and read again, or a figure about it is not finite.
-    """
+    """Read the file that the bytes stand for; return how many requests it holds."""
     head, body = data[:2].ljust(2, b"\0"), data[2:]
     format = CHOICES[head[0] % len(CHOICES)]
     with tempfile.TemporaryDirectory() as folder:

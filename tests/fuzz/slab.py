@@ -275,16 +275,7 @@ def look(folder: Path) -> None:
 
 
 def run_slab(data: bytes) -> int:
-    """Damage a slab as the bytes say, open it and compare; return how many blocks it served.
-
-    Raises
-    ------
-    AssertionError
-        If a wrong byte is served, a right block of a whole slab is not, a block is lost when the
-        slab is opened again, or memory is taken for more than the files hold.
-    TierError, OSError
-        If the slab cannot be opened, whatever its files hold.
-    """
+    """Damage a slab as the bytes say, open it and compare; return how many blocks it served."""
     damage = Damage(data)
     damage.byte()
     options = {"staged": bool(damage.byte() & 1)}

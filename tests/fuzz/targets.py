@@ -12,27 +12,13 @@ TWINS = ("tests._python", "tests._compiled")
 
 @dataclass(frozen=True)
 class Target:
-    """A function that takes bytes, ``run_X`` of a module ``X``.
+    """A function that takes bytes, ``run_X`` of a module ``X``."""
 
-    Attributes
-    ----------
-    name : str
-        Of the corpus.
-    unit : str
-        The steps whose number the function returns.
-    reads : tuple of str
-        Packages whose bytecode guides the fuzzer; none: it is guided by the extensions.
-    needs : str
-        The package that an extra brings, or none.
-    place : str
-        The name of the module, where it is not that of the corpus.
-    """
-
-    name: str
-    unit: str
-    reads: tuple[str, ...] = ()
-    needs: str = ""
-    place: str = ""
+    name: str  # of the corpus
+    unit: str  # of the steps whose number the function returns
+    reads: tuple[str, ...] = ()  # packages whose bytecode guides the fuzzer; none: the extensions
+    needs: str = ""  # the package that an extra brings
+    place: str = ""  # the name of the module, where it is not that of the corpus
 
     def function(self) -> Callable[[bytes], int]:
         """Return the function; that of calls compares the twins."""

@@ -15,12 +15,23 @@ from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
 
-TRAPS = """
+TRAP = """
 import gc
 import importlib
 import random
 import sys
 
+
+class Trap:
+    # Garbage in a cycle, so that only the collector finds it.
+    def __init__(self):
+        self.myself = self
+
+    def __del__(self):
+        spring()
+"""
+
+TRAPS = """
 from kvoffload import OffloadError
 from tests.policies.steps import idle
 
@@ -32,21 +43,16 @@ sprung = 0
 inside = False
 
 
-class Trap:
-    # Garbage in a cycle, so that only the collector finds it.
-    def __init__(self):
-        self.myself = self
-
-    def __del__(self):
-        global sprung, inside
-        if inside:
-            return
-        inside = True
-        sprung += 1
-        try:
-            step()
-        finally:
-            inside = False
+def spring():
+    global sprung, inside
+    if inside:
+        return
+    inside = True
+    sprung += 1
+    try:
+        step()
+    finally:
+        inside = False
 
 
 def step_policy():
@@ -111,14 +117,10 @@ print("standing")
 def test_finalisers_that_call_back(
     twins: tuple[ModuleType, ModuleType], policy: str, how: str
 ) -> None:
-    assert run_script(TRAPS, twins[1].__name__, policy, how) == "standing\n"
+    assert run_script(TRAP + TRAPS, twins[1].__name__, policy, how) == "standing\n"
 
 
 RESETS = """
-import gc
-import importlib
-import sys
-
 twin = importlib.import_module(sys.argv[1])
 backend = twin.CPUBackend(16, 40)
 other, manager = twin.LRUOffloadingManager(backend), twin.ARCOffloadingManager(backend)
@@ -128,17 +130,13 @@ sprung = 0
 hoard = []
 
 
-class Trap:
-    def __init__(self):
-        self.myself = self
-
-    def __del__(self):
-        global sprung
-        if armed:
-            sprung += 1
-            store(manager, 1)
-            hoard.extend([] for _ in range(100))  # the free lists are empty: each list is new
-            Trap()
+def spring():
+    global sprung
+    if armed:
+        sprung += 1
+        store(manager, 1)
+        hoard.extend([] for _ in range(100))  # the free lists are empty: each list is new
+        Trap()
 
 
 def store(manager, count):
@@ -174,14 +172,10 @@ print("standing")
 def test_a_finaliser_that_stores_during_a_reset_loses_no_slot(
     twins: tuple[ModuleType, ModuleType],
 ) -> None:
-    assert run_script(RESETS, twins[1].__name__) == "standing\n"
+    assert run_script(TRAP + RESETS, twins[1].__name__) == "standing\n"
 
 
 STATUSES = """
-import gc
-import importlib
-import sys
-
 from tests.policies.steps import idle
 
 policy = importlib.import_module(sys.argv[1]).policy_class(sys.argv[2])(4)
@@ -190,18 +184,14 @@ sprung = 0
 hoard = []
 
 
-class Trap:
-    def __init__(self):
-        self.myself = self
-
-    def __del__(self):
-        global sprung
-        if armed:
-            sprung += 1
-            if policy.evict(1, ()):
-                policy.insert(b"other", other)
-            hoard.extend((number, number) for number in range(3000))  # the free lists are empty
-            Trap()
+def spring():
+    global sprung
+    if armed:
+        sprung += 1
+        if policy.evict(1, ()):
+            policy.insert(b"other", other)
+        hoard.extend((number, number) for number in range(3000))  # the free lists are empty
+        Trap()
 
 
 gc.collect()
@@ -229,25 +219,17 @@ print("standing")
 def test_a_finaliser_that_evicts_during_a_get_shows_no_other_block(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
-    assert run_script(STATUSES, twins[1].__name__, policy) == "standing\n"
+    assert run_script(TRAP + STATUSES, twins[1].__name__, policy) == "standing\n"
 
 
 READS = """
-import gc
-import importlib
-import sys
-
 has_events = sys.argv[2] == "events"
 manager = importlib.import_module(sys.argv[1]).CPUOffloadingManager(16, 8, "lru", has_events)
 read = []
 
 
-class Trap:
-    def __init__(self):
-        self.myself = self
-
-    def __del__(self):
-        read.append(list(manager.take_events()) if has_events else output.block_hashes_evicted)
+def spring():
+    read.append(list(manager.take_events()) if has_events else output.block_hashes_evicted)
 
 
 for number in range(1, 50):
@@ -279,4 +261,4 @@ print("standing")
 def test_a_finaliser_that_takes_or_reads_what_is_copied_or_read_first(
     twins: tuple[ModuleType, ModuleType], what: str
 ) -> None:
-    assert run_script(READS, twins[1].__name__, what) == "standing\n"
+    assert run_script(TRAP + READS, twins[1].__name__, what) == "standing\n"

@@ -13,8 +13,6 @@ from types import ModuleType
 import pytest
 
 from kvoffload._sampling import hash_key, words_of
-from kvoffload.testing.policies import check_invariants
-from tests.blocks import store
 from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
@@ -130,13 +128,3 @@ assert [manager.lookup(keys[12:13]) for keys in homes] == [1] * num_buckets
 manager._check()
 """
     )
-
-
-def test_flood_of_keys_under_the_secret_of_this_process(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 500)
-    keys = colliding_keys(draw_secret(1), 1_000)
-    store(manager, keys[:500])
-    store(manager, keys[500:])
-    assert manager.lookup(keys[500:]) == 500
-    assert manager.lookup(keys[:1]) == 0
-    check_invariants(manager)

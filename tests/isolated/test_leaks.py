@@ -278,19 +278,6 @@ def step():
         gc.collect()
 """,
     ),
-    "managers in cycles": (
-        1000,
-        """
-class Linked(twin.CPUOffloadingManager):
-    pass
-def step():
-    manager = Linked(16, 16, name)
-    manager.myself = manager
-    manager.prepare_store(KEYS)
-    if next(fresh) % 50 == 0:
-        gc.collect()
-""",
-    ),
 }
 
 

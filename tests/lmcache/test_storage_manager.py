@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from lmcache.v1.distributed.api import GroupedObjectKeys, PrefetchTaskSpec
 
 from kvoffload.integrations.lmcache import adapter as module
 from kvoffload.testing.tiers import FaultyTier
+from tests.tiers.servers import free_port
 
 from .memory import (
     MIB,
@@ -63,12 +63,6 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path):
     count = len(told.read_text().split())
     assert count > 50
     assert f"checked {count} missing 0 wrong 0" in printed
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_the_server_starts_with_it(tmp_path):

@@ -157,18 +157,8 @@ def page_bytes(host: Any, first: int) -> bytes:
 class Controller:
     """SGLang's controller of HiCache with its threads, over a storage.
 
-    Parameters
-    ----------
-    url : str
-        The tier.
-    layout : str
-        Of host memory.
-    copied : bool
-        Whether pages are copied.
-    rank : tuple, optional
-        Where the engine has several processes, which one this is.
-    pools : dict, optional
-        Host memory and tier of each pool beside the KV cache, by its name.
+    `layout` is that of host memory; `pools` has host memory and tier of each pool beside the KV
+    cache, by its name.
     """
 
     def __init__(

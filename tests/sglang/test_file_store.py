@@ -1,4 +1,4 @@
-"""Beside SGLang's own file store: the same hits, where both are asked the same."""
+"""Beside SGLang's own file store, under LRU and of the same size: the same pages hit."""
 
 from __future__ import annotations
 
@@ -26,25 +26,16 @@ NUM_SLOTS = 20
 
 
 class FileStore:
-    """SGLang's file store, called as SGLang calls it, beside a host memory.
+    """SGLang's file store of some pages, called as SGLang calls it, beside a host memory."""
 
-    Parameters
-    ----------
-    folder : Path
-        Of its files.
-    host : HostKVCache
-        The host memory.
-    max_pages : int
-        Pages that it keeps at most; 0: all.
-    """
-
-    def __init__(self, folder, host, max_pages: int = 0) -> None:
-        page = len(page_bytes(host, 0))
-        extra = {"file_storage_path": str(folder)}
-        if max_pages:
-            extra |= {"max_size": max_pages * page, "eviction_ratio": 1.0}
+    def __init__(self, folder, host) -> None:
         plain = config(None)
-        plain.extra_config = extra
+        size = NUM_SLOTS * len(page_bytes(host, 0))
+        plain.extra_config = {
+            "file_storage_path": str(folder),
+            "max_size": size,
+            "eviction_ratio": 1.0,
+        }
         self.store, self.host = HiCacheFile(plain), host
 
     def batch_exists(self, keys: list[str]) -> int:
@@ -63,24 +54,14 @@ class FileStore:
         return self.store.batch_set(keys, pages)
 
 
-@pytest.fixture
-def stores(tmp_path, close_all):
-    """Make the file store and a slab under LRU of the same size, each with memory of its own."""
-
-    def make(max_pages: int):
-        device = device_pool()
-        theirs, own = host_pool(device), host_pool(device)
-        theirs.kv_buffer.copy_(own.kv_buffer)
-        ours = storage(slab(tmp_path / "slab", max_pages * 4096), own)
-        assert ours.tier.num_slots == max_pages
-        close_all.append(ours)
-        return FileStore(tmp_path / "files", theirs, max_pages), ours
-
-    return make
-
-
-def test_single_pages_hit_and_leave_as_in_the_file_store(stores, seed):
-    theirs, ours = stores(NUM_SLOTS)
+def test_single_pages_hit_and_leave_as_in_the_file_store(tmp_path, close_all, seed):
+    device = device_pool()
+    host, own = host_pool(device), host_pool(device)
+    host.kv_buffer.copy_(own.kv_buffer)
+    theirs = FileStore(tmp_path / "files", host)
+    ours = storage(slab(tmp_path / "slab", NUM_SLOTS * 4096), own)
+    close_all.append(ours)
+    assert ours.tier.num_slots == NUM_SLOTS
     rng = random.Random(seed)
     keys = [page_keys([number] * PAGE_TOKENS)[0] for number in range(NUM_KEYS)]
     weights = [1 / (number + 1) ** 0.6 for number in range(NUM_KEYS)]
@@ -104,46 +85,3 @@ def test_single_pages_hit_and_leave_as_in_the_file_store(stores, seed):
     assert there == [ours.batch_exists([key]) for key in keys]
     assert sum(there) == NUM_SLOTS  # so that it had to evict
     assert hits > NUM_CALLS / 20
-
-
-def prompts(rng: random.Random, number: int) -> list[list[int]]:
-    """Return prompts of whole pages; many begin as one before."""
-    made: list[list[int]] = []
-    for _ in range(number):
-        before = rng.choice(made) if made and rng.random() < 0.7 else []
-        keep = rng.randint(0, len(before) // PAGE_TOKENS) * PAGE_TOKENS
-        new = [rng.randrange(1000) for _ in range(rng.randint(1, 4) * PAGE_TOKENS)]
-        made.append([*before[:keep], *new][: 12 * PAGE_TOKENS])
-    return made
-
-
-def serve(store, get, put, asked: list[list[int]]) -> list[int]:
-    """Ask for prompts as SGLang does: what is there is loaded, the rest stored; return the hits."""
-    hits = []
-    for prompt in asked:
-        keys, places = page_keys(prompt), torch.arange(len(prompt))
-        count = store.batch_exists(keys)
-        hits.append(count)
-        if count:
-            assert all(get(keys[:count], places[: count * PAGE_TOKENS]))
-        if count < len(keys):
-            put(keys[count:], places[count * PAGE_TOKENS :])
-    return hits
-
-
-def test_prompts_hit_as_in_the_file_store_while_all_fit(stores):
-    theirs, ours = stores(1000)
-    asked = prompts(random.Random(0), 150)
-    expected = serve(theirs, theirs.get, theirs.set, asked)
-    assert serve(ours, ours.batch_get_v1, ours.batch_set_v1, asked) == expected
-    assert sum(expected) > 100
-
-
-def test_prompts_hit_at_least_as_often_when_some_have_to_leave(stores):
-    """A prompt's last pages leave first here, its first ones there: without these none is used."""
-    theirs, ours = stores(40)
-    asked = prompts(random.Random(1), 400)
-    expected = sum(serve(theirs, theirs.get, theirs.set, asked))
-    found = sum(serve(ours, ours.batch_get_v1, ours.batch_set_v1, asked))
-    print(f"pages hit: {found}, SGLang's file store {expected}")
-    assert found >= expected > 0

@@ -61,18 +61,34 @@ def bytes_of(pool, pages: int = PAGES) -> list[bytes]:
     return [page_bytes(pool, page * PAGE_TOKENS) for page in range(pages)]
 
 
+def page_bytes_of(page: torch.Tensor) -> bytes:
+    return page.view(torch.uint8).numpy().tobytes()
+
+
+def store_all(made, pool, copied: bool) -> list[bytes]:
+    """Store the pages of a prompt; return their bytes."""
+    keys, indices = prompt()
+    if copied:
+        pages = [pool.get_data_page(page * PAGE_TOKENS) for page in range(PAGES)]
+        assert made.batch_set(keys, pages)
+    else:
+        assert all(made.batch_set_v1(keys, indices))
+    return bytes_of(pool)
+
+
+def load_all(made, pool, copied: bool) -> list[bytes | None]:
+    """Load the pages of that prompt; return the bytes of those that came."""
+    keys, indices = prompt()
+    if copied:
+        found = made.batch_get(keys, [pool.get_dummy_flat_data_page() for _ in keys])
+        return [None if page is None else page_bytes_of(page) for page in found]
+    pool.kv_buffer.zero_()
+    loaded = made.batch_get_v1(keys, indices)
+    pages = zip(loaded, bytes_of(pool), strict=True)
+    return [page if is_there else None for is_there, page in pages]
+
+
 # -- what is kept ----------------------------------------------------------------------------
-
-
-def test_a_slab_never_has_more_than_its_capacity(tmp_path, host, make):
-    made = make(slab(tmp_path, 4 * SLOT_BYTES), host)
-    (path,) = tmp_path.rglob("blocks.dat")
-    size = path.stat().st_size
-    for first in range(0, 40 * PAGE_TOKENS, PAGE_TOKENS):
-        keys, indices = prompt(1, first)
-        assert made.batch_set_v1(keys, indices) == [True]
-    assert made.stats()["blocks"] == 4
-    assert path.stat().st_size == size == 4 * SLOT_BYTES
 
 
 def test_what_the_policy_declines_is_not_an_error(tmp_path, host, make):
@@ -86,34 +102,16 @@ def test_what_the_policy_declines_is_not_an_error(tmp_path, host, make):
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_flipped_byte_is_a_miss(copied, tmp_path, host, make):
     made = make(slab(tmp_path, CAPACITY), host, copied=copied)
-    keys, indices = prompt()
-    before = bytes_of(host)
-    if copied:
-        assert made.batch_set(keys, [host.get_data_page(int(i)) for i in indices[::PAGE_TOKENS]])
-    else:
-        assert all(made.batch_set_v1(keys, indices))
+    before = store_all(made, host, copied)
     (path,) = tmp_path.rglob("blocks.dat")
     data = bytearray(path.read_bytes())
-    place = data.index(before[3])
-    data[place + 5] ^= 0x10
+    data[data.index(before[3]) + 5] ^= 0x10
     path.write_bytes(data)
-    host.kv_buffer.zero_()
+    keys, _ = prompt()
     assert made.batch_exists(keys) == PAGES
-    if copied:
-        found = made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys])
-        loaded = [page is not None for page in found]
-        pages = [None if page is None else page_bytes_of(page) for page in found]
-    else:
-        loaded = made.batch_get_v1(keys, indices)
-        pages = bytes_of(host)
-    assert loaded == [page != 3 for page in range(PAGES)]
-    assert [page for number, page in enumerate(pages) if number != 3] == before[:3] + before[4:]
+    assert load_all(made, host, copied) == [*before[:3], None, *before[4:]]
     assert made.batch_exists(keys) == 3
     assert made.stats()["removed_corrupt"] == 1
-
-
-def page_bytes_of(page: torch.Tensor) -> bytes:
-    return page.view(torch.uint8).numpy().tobytes()
 
 
 def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(
@@ -137,29 +135,14 @@ def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout", "copied"),
-    [
-        ("mla", "page_first", False),
-        ("mla", "page_first_direct", False),
-        ("mla", "layer_first", True),
-        ("mha", "page_head", False),
-        ("mha", "layer_first", True),
-    ],
+    ("layout", "copied"),
+    [("page_first", False), ("page_first_direct", False), ("layer_first", True)],
 )
-def test_other_kinds_of_memory(kind, layout, copied, tmp_path, make):
-    pool = host_pool(device_pool(kind), layout)
-    made = make(slab(tmp_path, CAPACITY), pool, copied=copied, is_mla_model=kind == "mla")
-    keys, indices = prompt()
-    before = bytes_of(pool)
-    if copied:
-        assert made.batch_set(keys, [pool.get_data_page(p * PAGE_TOKENS) for p in range(PAGES)])
-        found = made.batch_get(keys, [pool.get_dummy_flat_data_page() for _ in keys])
-        assert [page_bytes_of(page) for page in found] == before
-    else:
-        assert all(made.batch_set_v1(keys, indices))
-        pool.kv_buffer.zero_()
-        assert all(made.batch_get_v1(keys, indices))
-        assert bytes_of(pool) == before
+def test_memory_of_a_model_with_latents(layout, copied, tmp_path, make):
+    pool = host_pool(device_pool("mla"), layout)
+    made = make(slab(tmp_path, CAPACITY), pool, copied=copied, is_mla_model=True)
+    before = store_all(made, pool, copied)
+    assert load_all(made, pool, copied) == before
 
 
 def test_keys_and_values_of_different_sizes(tmp_path, make):

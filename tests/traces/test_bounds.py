@@ -76,7 +76,6 @@ NAME = "n" * 2**18
 REQUEST = {"t": 0, "model": "m", "in": 64, "out": 1, "hash_ids": [1]}
 AGENT = {"type": "subagent", "t": 0, "agent_id": "x", "requests": []}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
-BODY = {"role": "user", "content": "LONG"}
 ITEM = {"input": "x", "created_at": 1}
 RESULT = {"type": "tool_result", "content": [{"type": "image"}]}
 LITELLM = {"call_type": "a", "startTime": 1, "model": "m"}

@@ -15,16 +15,13 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def run_without_extra(code: str) -> str:
-    command = [sys.executable, "-W", "error", "-c", PRELUDE + code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def test_generating_surveying_writing_and_replaying_need_numpy_alone(tmp_path):
-    out = run_without_extra(f"""
+    code = f"""
 from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Survey, Workload, write_trace
 print(Survey.of(Workload(50)).requests, write_trace(Workload(50), {str(tmp_path / "t.gz")!r}))
 print(replay(Workload(50), Configuration(host=100)).requests)
-""")
-    assert out.split() == ["50", "50", "50"]
+"""
+    command = [sys.executable, "-W", "error", "-c", PRELUDE + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["50", "50", "50"]

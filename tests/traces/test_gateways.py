@@ -81,15 +81,6 @@ def test_every_log_has_samples():
     assert {*LOGS, "litellm-blocks"} == {*LOG_FORMATS}
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
-def test_every_log_shows_the_same(expected, tmp_path, name, form):
-    found, trace = read(write(tmp_path, lines(map(form, CHATS))))
-    assert found == expected
-    assert (trace.format, trace.block_tokens, trace.has_hashes) == (name, 16, True)
-    assert not [text for text in trace.remarks if "not read" in text]
-    assert trace.remarks[0].startswith(f"read as {name}: ")
-
-
 @pytest.mark.parametrize("format", ["openai", None])
 @pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
 def test_the_order_and_what_is_around_does_not_matter(expected, tmp_path, name, form, format):
@@ -128,7 +119,7 @@ def test_a_call_that_is_no_chat_shows_whose_log_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS, ids=IDS)
-def test_dirty_lines_are_skipped_and_counted(expected, tmp_path, name, form):
+def test_every_log_shows_the_same_and_dirty_lines_are_skipped(expected, tmp_path, name, form):
     rows = lines(map(form, CHATS)).splitlines()
     rows[5:5] = [
         "not json",
@@ -142,8 +133,10 @@ def test_dirty_lines_are_skipped_and_counted(expected, tmp_path, name, form):
         prompts=PromptOptions(salt="s"),
     )
     assert structure(trace) == expected
-    assert trace.format == name
+    assert (trace.format, trace.block_tokens, trace.has_hashes) == (name, 16, True)
     assert trace.bad_lines >= 3
+    assert not [text for text in trace.remarks if "not read" in text]
+    assert trace.remarks[0].startswith(f"read as {name}: ")
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -257,41 +250,40 @@ def test_chains_of_a_small_log_are_bounded(tmp_path):
         list(Trace(path))
 
 
-def test_older_spans_have_an_attribute_for_each_field(tmp_path):
-    listed = {
-        "gen_ai.prompt.0.role": "system",
-        "gen_ai.prompt.0.content": "s" * 300,
-        "gen_ai.prompt.1.role": "user",
-        "gen_ai.prompt.1.content": "u" * 300,
-        "gen_ai.prompt.2.role": "assistant",
-        "gen_ai.prompt.2.tool_calls.0.name": "f",
-        "gen_ai.prompt.2.tool_calls.0.arguments": '{"q":1}',
-        "gen_ai.completion.0.content": "a" * 300,
-    }
+LISTED = {
+    "gen_ai.prompt.0.role": "system",
+    "gen_ai.prompt.0.content": "s" * 300,
+    "gen_ai.prompt.1.role": "user",
+    "gen_ai.prompt.1.content": "u" * 300,
+    "gen_ai.prompt.2.role": "assistant",
+    "gen_ai.prompt.2.tool_calls.0.name": "f",
+    "gen_ai.prompt.2.tool_calls.0.arguments": '{"q":1}',
+    "gen_ai.completion.0.content": "a" * 300,
+}
+OPENINFERENCE = {
+    "llm.input_messages.0.message.role": "system",
+    "llm.input_messages.0.message.content": "s" * 300,
+    "llm.input_messages.1.message.role": "user",
+    "llm.input_messages.1.message.contents.0.message_content.type": "text",
+    "llm.input_messages.1.message.contents.0.message_content.text": "u" * 300,
+    "llm.input_messages.2.message.role": "assistant",
+    "llm.input_messages.2.message.tool_calls.0.tool_call.function.name": "f",
+    "llm.input_messages.2.message.tool_calls.0.tool_call.function.arguments": '{"q":1}',
+    "llm.model_name": "m",
+    "llm.token_count.completion": 7,
+}
+
+
+@pytest.mark.parametrize(
+    ("listed", "more"),
+    [(LISTED, {}), (OPENINFERENCE, {"model": "m", "usage": {"completion_tokens": 7}})],
+    ids=["older spans", "OpenInference"],
+)
+def test_messages_of_a_span_may_have_an_attribute_for_each_field(tmp_path, listed, more):
     call = {"function": {"name": "f", "arguments": '{"q":1}'}}
     messages = [{"role": "system", "content": "s" * 300}, {"role": "user", "content": "u" * 300}]
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    one = read(write(tmp_path, lines([{"startTimeUnixNano": "5", "attributes": listed}])))[0]
-    assert one == read(write(tmp_path, lines([{"ts": 0, "messages": messages}])))[0]
-
-
-def test_openinference_has_an_attribute_for_each_field_too(tmp_path):
-    listed = {
-        "llm.input_messages.0.message.role": "system",
-        "llm.input_messages.0.message.content": "s" * 300,
-        "llm.input_messages.1.message.role": "user",
-        "llm.input_messages.1.message.contents.0.message_content.type": "text",
-        "llm.input_messages.1.message.contents.0.message_content.text": "u" * 300,
-        "llm.input_messages.2.message.role": "assistant",
-        "llm.input_messages.2.message.tool_calls.0.tool_call.function.name": "f",
-        "llm.input_messages.2.message.tool_calls.0.tool_call.function.arguments": '{"q":1}',
-        "llm.model_name": "m",
-        "llm.token_count.completion": 7,
-    }
-    call = {"function": {"name": "f", "arguments": '{"q":1}'}}
-    messages = [{"role": "system", "content": "s" * 300}, {"role": "user", "content": "u" * 300}]
-    messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    row = {"ts": 0, "messages": messages, "model": "m", "usage": {"completion_tokens": 7}}
+    row = {"ts": 0, "messages": messages} | more
     found, trace = read(write(tmp_path, lines([{"startTimeUnixNano": "5", "attributes": listed}])))
     assert found == read(write(tmp_path, lines([row])))[0]
     assert trace.format == "otel"

@@ -349,12 +349,8 @@ def test_half_a_pair_of_surrogates_is_read(tmp_path):
     first, same, other = Trace(path)
     assert first == same
     assert shared(first, other) == 0
-    path.write_bytes(
-        b"\n".join(
-            b'{"messages":[{"role":"user","content":[{"type":"%b"}],"name":"%b"}]}' % (t, t)
-            for t in texts[:1]
-        )
-    )
+    row = b'{"messages":[{"role":"user","content":[{"type":"%b"}],"name":"%b"}]}'
+    path.write_bytes(row % (texts[0], texts[0]))
     assert len(list(Trace(path, format="openai"))) == 1
 
 

@@ -22,7 +22,7 @@ from kvoffload.traces import (
 )
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.merged import trace_files
-from kvoffload.traces.oracle_general import RECORDS, is_named_oracle_general, write_oracle_general
+from kvoffload.traces.oracle_general import is_named_oracle_general, write_oracle_general
 
 pytestmark = pytest.mark.fast
 
@@ -71,11 +71,6 @@ def naive_records(requests) -> list[tuple[int, int, int, int]]:
         (seconds, hash_id, 1, ids.index(hash_id, number) + 1 if hash_id in ids[number:] else -1)
         for number, (seconds, hash_id) in enumerate(accesses, start=1)
     ]
-
-
-def test_a_record_is_packed_and_has_24_bytes():
-    assert RECORDS.itemsize == 24
-    assert [RECORDS.fields[name][1] for name in RECORDS.names] == [0, 4, 12, 16]
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
@@ -155,15 +150,6 @@ def test_files_share_their_objects_and_lie_in_a_folder(tmp_path):
     trace = MergedTrace(paths)
     assert [request.hash_ids[0] for request in trace] == [5, 5, 0, HUGE]
     assert (trace.format, trace.id_spaces) == ("oracle-general", 1)
-
-
-def test_every_block_is_written_with_its_next_access():
-    requests = [
-        Request(1999, 30, 5, (4, HUGE)),
-        Request(2000.5, 9, 9, ()),
-        Request(9000, 1, 1, (4,)),
-    ]
-    assert records_of(requests) == [(1, 4, 1, 3), (1, HUGE, 1, -1), (9, 4, 1, -1)]
 
 
 def test_nothing_is_written_of_nothing():

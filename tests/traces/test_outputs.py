@@ -236,16 +236,3 @@ def test_finding_out_leaves_everything_as_it_is(tmp_path):
         with open_output(path, append=True) as file:
             file.write(b"new")
     assert path.read_bytes() == b"oldnewnew"
-
-
-@posix
-def test_the_trace_that_is_being_read_may_be_written(tmp_path):
-    """The old file is read to its end."""
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from kvoffload.traces import Trace, Workload
-
-    path = tmp_path / "trace.jsonl"
-    write_trace(Workload(300), path)
-    before = path.read_bytes()
-    assert write_trace(Trace(path), path) == 300
-    assert path.read_bytes() == before

@@ -172,6 +172,7 @@ def test_says_what_a_file_is_that_is_no_trace(tmp_path, start, advice):
     [
         (b"time,tokens,hash", "--format csv reads a table, and --fields names its columns"),
         (b"Time\tUser Prompt", "--format csv reads a table, and --fields names its columns"),
+        (b"time,prompt \xe9", "--format csv reads a table, and --fields names its columns"),
         (bytes(20), "--format oracle-general reads libCacheSim's binary traces"),
     ],
 )
@@ -205,7 +206,8 @@ def test_skipping_bad_lines_does_not_skip_the_rest_of_a_file(tmp_path, pack):
     whole = pack(lines)
     damaged = bytearray(whole)
     damaged[len(whole) // 2 : len(whole) // 2 + 8] = bytes(8)
-    for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged)):
+    no_block = whole[:10] + b"\xff" * 9 + whole[19:]
+    for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged), no_block):
         path = write(tmp_path, data)
         assert "must be readable to its end: " in fault(path, skip_bad=True)
     # a whole file of a log whose writer was killed: only a line is bad

@@ -7,7 +7,6 @@ import gzip
 import importlib
 import json
 import logging
-import math
 import os
 import pickle
 import signal
@@ -22,12 +21,12 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvoffload import CPUOffloadingManager, Hints, OffloadingManager, RequestFinishedError
-from kvoffload.replay import Configuration, DecodedTrace, HintOptions, replay
+from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
+from tests.blocks import METHODS
 
 pytestmark = pytest.mark.thorough
 
@@ -134,36 +133,6 @@ def test_hints_that_are_none_are_refused_by_a_recorder_as_by_its_manager(path):
             request.lookup()
     with pytest.raises(TraceError, match="got an empty file"):
         recorded(path)
-
-
-def run_sessions(manager):
-    """Let sessions ask in turn; each says when it returns, or that it does not."""
-    for turn in range(1, 6):
-        for session in range(8):
-            hints = Hints(expect_s=0.5 + session) if turn < 5 else Hints(ends=True)
-            told = None if session == 7 else hints  # whose client says nothing
-            hashes = [b"%d of %d" % (block, session) for block in range(1, 2 * turn + 1)]
-            with manager.begin(hashes, hints=told) as request:
-                found = request.lookup()
-                request.prepare_load(0, found)
-                request.complete_load(0, found)
-                request.prepare_store()
-                request.complete_store()
-
-
-def test_a_recording_replays_with_the_hints_that_were_given(path):
-    """The rows have no session: each says what it has itself."""
-    with TraceRecorder(CPUOffloadingManager(16, 30, "hit-density"), path) as recorder:
-        run_sessions(recorder)
-    trace = DecodedTrace.of(Trace(path), hints=HintOptions(told="both"))
-    hints = trace.hints
-    assert hints.num_requests == 40
-    assert hints.num_expecting == 7 * 4
-    assert hints.num_ending == 7
-    expected = [0.5 + session for session in range(7)] + [math.nan]
-    np.testing.assert_array_equal(hints.expect_s[:32], expected * 4)
-    plain, heard = (replay(one, Configuration(host=30)) for one in (Trace(path), trace))
-    assert heard.hits > plain.hits  # blocks of ended sessions leave first
 
 
 def test_times_and_lengths(path):
@@ -565,22 +534,10 @@ def test_a_recorder_whose_construction_failed_says_so():
         def __init__(self):
             pass
 
-    calls = {
-        "lookup": [[b"a"]],
-        "touch": [[b"a"]],
-        "prepare_load": [[b"a"]],
-        "complete_load": [[b"a"]],
-        "prepare_store": [[b"a"]],
-        "complete_store": [[b"a"]],
-        "take_events": [],
-        "close": [],
-        "stats": [],
-        "__len__": [],
-        "__bool__": [],
-        "__contains__": [b"a"],
-    }
+    calls = [(name, [[b"a"]]) for name in METHODS] + [("__contains__", [b"a"])]
+    calls += [(name, []) for name in ("take_events", "close", "stats", "__len__", "__bool__")]
     for recorder in (TraceRecorder.__new__(TraceRecorder), Forgetful()):
-        for method, arguments in calls.items():
+        for method, arguments in calls:
             with pytest.raises(RuntimeError, match="the recorder is not initialised"):
                 getattr(recorder, method)(*arguments)
 

@@ -40,16 +40,6 @@ def test_kept_blocks_hit_as_counted_naively(rows, batch):
     assert counter.blocks == sum(len(ids) for _, ids in rows)
 
 
-@given(rows=ROWS)
-def test_blocks_that_are_kept_very_long_hit_as_in_a_cache_without_bounds(rows):
-    requests = [Request(1000 * now, 0, 0, ids) for now, ids in rows]
-    returns = Returns(blocks=KeptCounter((1e12,)))
-    survey = Survey.of(requests, returns=returns)
-    alone = Survey.of(requests)
-    assert returns.blocks.hits == [survey.ideal_hits] == [alone.ideal_hits]
-    assert survey.unique_blocks == alone.unique_blocks
-
-
 def test_a_trace_without_requests_has_no_hits():
     returns = Returns()
     returns.finish()

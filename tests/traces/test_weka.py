@@ -102,7 +102,7 @@ def test_a_time_before_its_marker_has_all_nested_times_count_from_markers(tmp_pa
 
 
 def test_ids_count_with_their_session_their_scope_and_the_model(tmp_path):
-    local = [session(name, [request(0, [1]), request(1, [1], model="n")]) for name in "ab"]
+    local = [session(name, [request(0, [1]), request(0, [1], model="n")]) for name in "ab"]
     ids = {one.hash_ids for one in read(written(tmp_path, *local))}
     assert len(ids) == 4
     everywhere = [one | {"hash_id_scope": "global"} for one in local]

@@ -1,12 +1,10 @@
-"""Golden curves of public traces at a fixed secret, their errors, and a recorded trace's curve.
+"""Golden curves of public traces at a fixed secret, and their errors.
 
 ``KVOFFLOAD_TRACES`` names the folder of the traces. Causes, waste and the list of the compiled twin
 are compared with numbers of an earlier run; the Python twin is held to it elsewhere.
 """
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
@@ -15,12 +13,10 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.loop import Replays
 from kvoffload.testing.policies import check_invariants
-from kvoffload.traces import Trace, TraceRecorder
 from kvoffload.watch import Watch
-from tests.blocks import block_hash
 from tests.replay.test_golden import trace
 
-from .watched import SECRET, serve, whole
+from .watched import SECRET
 
 pytestmark = pytest.mark.fast
 
@@ -77,21 +73,3 @@ def test_points_are_near_the_truth(case):
         bound = 0.01 if point.policy == "lru" and point.memory > 0.5 else 0.025
         assert abs(point.hit_ratio - exact) <= bound, (point, exact)
     assert given >= 4
-
-
-def test_the_live_curve_is_that_of_the_recorded_trace(twin, tmp_path, seed):
-    rng = random.Random(seed)
-    live = whole(twin, 300)
-    path = tmp_path / "trace.jsonl.gz"
-    with TraceRecorder(live, path) as recorder:
-        for _ in range(500):
-            document = min(int(rng.expovariate(0.05)), 60)
-            serve(recorder, [block_hash(100 * document + n) for n in range(rng.randrange(1, 30))])
-    again = whole(twin, 300)
-    replay(Trace(path), Configuration(host=300), manager=again)
-    cores = [manager.watch._core for manager in (again, live)]
-    assert cores[0].counts() == cores[1].counts()
-    assert cores[0].overall() | TIMES == cores[1].overall() | TIMES
-
-
-TIMES = {"unused_ages": None, "stored_ages": None}

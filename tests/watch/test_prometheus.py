@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from kvoffload._metrics import WATCH_PREFIX as PREFIX
 from kvoffload.watch import WatchReport
 from kvoffload.watch.ages import age_histogram
 from kvoffload.watch.dashboard import grafana_json, rules_yaml
+from tests.tiers.servers import free_port
 
 from .fleet import HINTED, Fleet, served
 
@@ -39,12 +39,6 @@ needs_prometheus = pytest.mark.skipif(
     reason="needs Debian's prometheus",
 )
 Labels = tuple[str, ...]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def fetch(url: str) -> bytes:
@@ -436,18 +430,3 @@ def test_what_is_shipped_was_made_by_its_script(tmp_path):
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
     assert (tmp_path / "grafana.json").read_text() == grafana_json()
     assert (tmp_path / "rules.yml").read_text() == rules_yaml("${prefix}")
-
-
-def test_top_reads_the_fleet(fleet, capsys):
-    pytest.importorskip("rich", reason="the command needs the cli extra")
-    from kvoffload.cli import main
-
-    with served(fleet) as url:
-        assert main(["top", url, "--json"]) == 0
-    looked = json.loads(capsys.readouterr().out)
-    assert looked["engines"] == 3
-    assert {(each["policy"], each["memory"]) for each in looked["shadows"]} >= {
-        ("lru", 2.0),
-        ("hit-density", 1.0),
-    }
-    assert sum(looked["causes"].values()) == pytest.approx(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from tests.differential.pairs import require_equal
 from tests.fuzz.calls import LOOK_EVERY, Driver, Sequence
 from tests.observation import observe
 
-from .watched import SECRET, Clock, seen, serve, watched, whole
+from .watched import SECRET, Clock, requests, seen, serve, served, watched, whole
 
 OPTIONS = [
     {"max_rate": 1.0, "slots": 2**20, "policy_slots": 8, "policies": ["arc", "hit-density"]},
@@ -28,6 +27,20 @@ OPTIONS = [
 KEYS = [block_hash(index) for index in range(64)]
 CALLS = st.binary(min_size=8, max_size=500)
 MOST_KEYS = 2**14
+
+
+def without_times(taken):
+    """Return the collected requests without the time of each, which each twin reads itself."""
+    return [[[each[:4] for each in part] for part in stretches] for stretches in taken]
+
+
+def check_collected(cores):
+    taken = [core.take_requests() for core in cores]
+    require_equal(*map(without_times, taken), what="the collected requests")
+    for keys, first, end, *_ in (
+        each for stretches in taken[0] for part in stretches for each in part
+    ):
+        assert 0 <= first <= end <= len(keys) if first >= 0 else end == 0
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["whole", "half"])
@@ -43,37 +56,13 @@ def test_the_twins_see_the_same(twins, options, data):
         driver.call(operation)
         driver.check()
         require_equal(seen(pair.python), seen(pair.compiled), what="what the watch holds")
-        if index % LOOK_EVERY == 0:
+        if index % LOOK_EVERY == 0 and index % (2 * LOOK_EVERY):
+            check_collected([manager.watch._core for manager in (pair.python, pair.compiled)])
+        elif index % LOOK_EVERY == 0:
             reports = [manager.watch.report() for manager in (pair.python, pair.compiled)]
             require_equal(*reports, what="the report")
             answers = [manager.watch.explain(KEYS) for manager in (pair.python, pair.compiled)]
             require_equal(*answers, what="the explanations")
-
-
-def without_times(taken):
-    """Return the collected requests without the time of each, which each twin reads itself."""
-    return [[[each[:4] for each in part] for part in stretches] for stretches in taken]
-
-
-@given(data=CALLS)
-def test_the_twins_collect_the_same_requests(twins, data):
-    clock = Clock()
-    python, compiled = (watched(twin, clock=clock, **OPTIONS[0]) for twin in twins)
-    sequence = Sequence(data)
-    driver = Driver((python, compiled), sequence)
-    pair = driver.pair
-    for index, operation in enumerate(sequence.calls(), start=1):
-        driver.call(operation)
-        driver.check()
-        if index % LOOK_EVERY == 0:
-            cores = [manager.watch._core for manager in (pair.python, pair.compiled)]
-            taken = [core.take_requests() for core in cores]
-            require_equal(*map(without_times, taken), what="the collected requests")
-            for requests in (each for stretches in taken[0] for each in stretches):
-                assert all(
-                    0 <= first <= end <= len(keys) if first >= 0 else end == 0
-                    for keys, first, end, _, _ in requests
-                )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["whole", "half"])
@@ -93,31 +82,19 @@ def test_decisions_are_the_same_on_and_off(twin, options, data):
 @pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["lru", "arc", "hit-density", "s3fifo"])
 def test_the_twins_see_the_same_of_a_long_run_in_which_stores_overlap(twins, policy, seed):
-    rng = random.Random(seed)
     clock = Clock()
     managers = [whole(twin, 100, policy, clock=clock) for twin in twins]
-    under_way: list[list[bytes]] = []
-    for index in range(400):
-        clock.seconds += rng.random()
-        document = rng.randrange(30)
-        hashes = [block_hash(100 * document + position) for position in range(rng.randrange(1, 30))]
-        if index < 200:
-            for manager in managers:
+    asked = requests(seed, 500)
+    for part in (asked[:100], asked[100:200], asked[200:]):
+        clock.seconds += 7
+        for manager in managers:
+            if len(part) > 100:
+                served(manager, part, under_way=10)
+                continue
+            for hashes in part:  # these are loaded, too
                 serve(manager, hashes)
-        else:
-            for manager in managers:
-                manager.touch(hashes)
-                manager.lookup(hashes)
-                output = manager.prepare_store(hashes)
-            under_way.append([] if output is None else output.block_hashes_to_store)
-        while under_way and rng.random() < len(under_way) / 20:
-            ended = under_way.pop(rng.randrange(len(under_way)))
-            for manager in managers:
-                manager.complete_store(ended)
-        if index % 25 == 0:
-            require_equal(*map(seen, managers), what="what the watch holds")
-        if index % 50 == 0:
-            require_equal(*(manager.watch.report() for manager in managers), what="the report")
+        require_equal(*map(seen, managers), what="what the watch holds")
+        require_equal(*(manager.watch.report() for manager in managers), what="the report")
     require_equal(*(manager.watch.counters() for manager in managers), what="the counters")
     for manager in managers:
         check_invariants(manager)

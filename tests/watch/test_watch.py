@@ -14,7 +14,7 @@ import pytest
 from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Point, Watch, _watch, points
-from kvoffload.watch.estimate import STUDENT_T, make_point
+from kvoffload.watch.estimate import make_point
 from kvoffload.watch.metrics import samples
 from kvoffload.watch.minis import Miniatures, miniature_bias
 from kvoffload.watch.overdue import find_overdue
@@ -102,7 +102,7 @@ def test_an_error_is_judged_by_the_hit_ratio_not_by_the_number_of_misses():
     without = [(27 - one) / (40 - other) for one, other in zip(shadow, base, strict=True)]
     squares = sum((each - sum(without) / 4) ** 2 for each in without)  # the delete-one jackknife
     counted = 14**0.5 / 40
-    spread = STUDENT_T * (3 / 4 * squares) ** 0.5
+    spread = 3.182 * (3 / 4 * squares) ** 0.5  # Student's t, 3 degrees of freedom, 95 %
     assert given.error == pytest.approx(0.01 * (spread**2 + counted**2) ** 0.5)
     assert point(9_000, shadow, base).reason == "wide"
     assert point(100, [3] * 4, [7] * 4).reason == "few_misses"
@@ -374,16 +374,18 @@ def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full
     assert possible_shift() == 0
 
 
-def test_what_lru_lacks_adds_to_the_bias_of_its_points(twin, seed, monkeypatch):
+@pytest.mark.parametrize(("live", "key"), [("slru", ("lru", 2)), ("lru", ("hit-density", 1))])
+def test_what_lru_lacks_adds_to_the_bias_of_points(twin, seed, monkeypatch, live, key):
+    """Of its own, and of those that are seen beside it."""
     manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
-        16, 300, "slru"
+        16, 300, live
     )
     for hashes in requests(seed, 1_200):
         serve(manager, hashes)
 
     def error() -> float:
         found = manager.watch.report().points
-        return next(p.error for p in found if (p.policy, p.memory) == ("lru", 2.0))
+        return next(p.error for p in found if (p.policy, p.memory) == key)
 
     bias, before = miniature_bias(manager.watch._shadows.policy_slots), error()
     monkeypatch.setattr(
