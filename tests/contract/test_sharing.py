@@ -15,6 +15,7 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, once, store
 from tests.contract.test_releases import ENDS, EVERY_POLICY, leaving
+from tests.parts import ListPolicy
 from tests.policies.steps import request as serve
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 
 from kvoffload.traces import MergedTrace, Request, Survey, Trace
@@ -64,7 +64,10 @@ def run_merge(data: bytes) -> int:
         found, fault = read(together)
         traces = [Trace(p, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES) for p in paths]
         alone = [read(trace) for trace in traces]
-        faults = [message for _, message in alone if message is not None]
+        # A file without a request is left out, unless all are.
+        are_empty = [trace.is_empty for trace in traces]
+        kept = [all(are_empty) or not is_empty for is_empty in are_empty]
+        faults = [message for _, message in compress(alone, kept) if message is not None]
         expected = merged(
             [(each, trace.start) for (each, _), trace in zip(alone, traces, strict=True)]
         )
