@@ -153,7 +153,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
             continue  # a comment, or another metric
         name, metric = start[1], _KNOWN[start[2]]
         labels, value = _sample(line, start.end(), has_labels=bool(start[3]))
-        if not math.isfinite(value):
+        if not math.isfinite(value) and metric.kind == "gauge":
             continue
         largest = 1.0 if metric.name in SHARES else LARGEST
         if not 0 <= value <= largest:

@@ -404,6 +404,7 @@ NONSENSE = {
     "huge error": ("shadow_error", r" \S+\n", " 1e300\n"),
     "negative count": ("asked_blocks_total", r" \S+\n", " -5.0\n"),
     "huge count": ("asked_blocks_total", r" \S+\n", " 1e300\n"),
+    "no count": ("missed_blocks_total", r" \S+\n", " NaN\n"),
     "huge window": ("window_asked_blocks", r" \S+\n", " 1e308\n"),
 }
 
@@ -421,7 +422,7 @@ def test_causes_that_cancel_are_refused_or_no_share_of_anything():
     line = 'kvoffload_sampled_missed_blocks_total{{cause="{}"}} {}\n'
     with pytest.raises(ValueError, match="must be 0"):
         read_engines("a", line.format("evicted", 5) + line.format("pending", -5))
-    for value in ("0", "5e-324", "NaN", "+Inf", "9e18"):
+    for value in ("0", "5e-324", "9e18"):
         text = "".join(line.format(cause, value) for cause in ("evicted", "pending"))
         causes = view(read_engines("a", text + "kvoffload_asked_blocks_total 1\n")).causes
         assert sum(causes.values()) in (0, pytest.approx(1))
