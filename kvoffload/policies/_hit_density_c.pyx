@@ -794,8 +794,8 @@ cdef class _HitDensity(CompiledPolicy):
             CachePolicy.begun(self, hashes, hints)
             return
         self.require_ready()
-        # before the batch: this may run Python code
-        hint = self.hint_of(check_hints(hints), None, &said)
+        check_hints(hints)
+        hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
         batch = self.open_batch(hashes, "hashes", "begun")
         find_all(self.table, &self.batch)
         self.begin_request(&self.batch, hint)
@@ -806,8 +806,8 @@ cdef class _HitDensity(CompiledPolicy):
         cdef const Hint* hint
         cdef list batch
         self.require_ready()
-        # before the batch: this may run Python code
-        hint = self.hint_of(check_hints(hints), None, &said)
+        check_hints(hints)
+        hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
         batch = self.open_batch(hashes, "hashes", "finished")
         find_all(self.table, &self.batch)
         self.finish_request(&self.batch, hint)
