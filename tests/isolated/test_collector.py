@@ -250,8 +250,8 @@ for number in range(1, 50):
     elif found:
         assert found[-1].block_hashes == batch, found
         assert all(event.block_size == 16 for event in found)
-    else:  # from 3.12 on the collector runs between two instructions: before, too
-        assert sys.version_info >= (3, 12), number
+    else:  # before: 3.10 allocates a frame, and from 3.12 on it runs between two instructions
+        assert sys.version_info[:2] != (3, 11), number
 assert len(read) > 40, len(read)
 print("standing")
 """
