@@ -12,11 +12,12 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -172,22 +173,43 @@ def _by_executor(
     wanted = code_here(), _digest(trace)
     arguments = wanted, secrets.token_hex(16), elsewhere.read, make
     running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job) for job in jobs}
-    yield from _results(running, elsewhere.watch)
+    yield from _results(running, _ended(running), elsewhere.watch)
 
 
-def _results(running: set[Future[Result]], watch: Callable[[int], None]) -> Iterator[Result]:
+def _ended(futures: Iterable[Future[Result]]) -> SimpleQueue[Future[Result]]:
+    """Return a queue that each future joins when it ends.
+
+    `concurrent.futures.wait` takes the locks of all futures, and keeps some if Ctrl-C comes in
+    between; then a pool waits for ever for its thread, which waits for one of them.
+    """
+    ended: SimpleQueue[Future[Result]] = SimpleQueue()
+    with _signals_held():
+        for future in futures:
+            future.add_done_callback(ended.put)
+    return ended
+
+
+def _results(
+    running: set[Future[Result]],
+    ended: SimpleQueue[Future[Result]],
+    watch: Callable[[int], None],
+) -> Iterator[Result]:
     """Yield each result as soon as it is ready; `watch` is that of `Elsewhere`."""
     try:
         while running:
-            done = wait(running, ASK_SECONDS, return_when=FIRST_COMPLETED).done
-            if not done or any(future.exception() for future in done):
+            try:
+                future = ended.get(timeout=ASK_SECONDS)
+            except Empty:
                 watch(len(running))
-            for future in done:
-                running.remove(future)
-                yield future.result()
+                continue
+            if future.exception():
+                watch(len(running))
+            running.remove(future)
+            yield future.result()
     finally:
-        for future in running:
-            future.cancel()
+        with _signals_held():
+            for future in running:
+                future.cancel()
 
 
 def _digest(trace: DecodedTrace) -> str:
@@ -260,7 +282,7 @@ def _in_processes(jobs: Sequence[Any], processes: int, arguments: tuple[Any, ...
     try:
         with _signals_held():
             running = {pool.submit(_do, job) for job in jobs}
-        yield from _results(running, _watch_nothing)
+        yield from _results(running, _ended(running), _watch_nothing)
     except BrokenProcessPool:
         message = "a process was killed, perhaps for want of memory; fewer of them need less"
         raise ChildProcessError(message) from None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import Future, ThreadPoolExecutor
+import itertools
+import signal
+import sys
+import threading
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import FrameType
 
 import pytest
 
@@ -95,18 +100,74 @@ def test_another_trace_is_refused(machines, other) -> None:
         list(replay_all(read(), CELLS, elsewhere=machines(other)))
 
 
+class Waiting(Executor):
+    """Work that never begins."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[object]] = []
+
+    def submit(self, *_: object) -> Future[object]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def interrupted(call: int) -> tuple[list[Future[object]], bool]:
+    """Wait for work, and press Ctrl-C at the start of a call of the library of futures.
+
+    Return the futures, and whether the wait ended before that many calls.
+    """
+    executor, calls, has_waited = Waiting(), itertools.count(1), False
+
+    def watch(_: int) -> None:
+        nonlocal has_waited
+        if executor.futures:  # the first call comes before there are any
+            has_waited = True
+            raise KeyboardInterrupt
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        is_of_futures = "concurrent" in file or file.endswith("threading.py")
+        if executor.futures and is_of_futures and next(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+
+    former = sys.gettrace()
+    results = replay_all(read(), CELLS[:2], elsewhere=Elsewhere(executor, read, watch))
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+    finally:
+        sys.settrace(former)
+    return executor.futures, has_waited
+
+
+def test_an_interrupted_wait_leaves_no_future_locked(monkeypatch) -> None:
+    """Else a pool would wait for ever for its thread, which waits for that lock."""
+    monkeypatch.setattr(processes, "ASK_SECONDS", 0.01)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for call in itertools.count(1):
+            futures, has_waited = interrupted(call)
+            for future in futures:
+                end = threading.Thread(target=future.cancel, daemon=True)
+                end.start()
+                end.join(10)
+                assert not end.is_alive(), f"interrupted at call {call}"
+            if has_waited:
+                break
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def test_what_is_left_is_cancelled() -> None:
-    class Never:
-        def __init__(self) -> None:
-            self.futures: list[Future[object]] = []
-
+    class Once(Waiting):
         def submit(self, *_: object) -> Future[object]:
-            self.futures.append(Future())
+            future = super().submit()
             if len(self.futures) == 1:
-                self.futures[0].set_result(Result(configuration=CELLS[0]))
-            return self.futures[-1]
+                future.set_result(Result(configuration=CELLS[0]))
+            return future
 
-    executor = Never()
+    executor = Once()
     results = replay_all(read(), CELLS, elsewhere=Elsewhere(executor, read))
     next(results)
     results.close()
