@@ -108,7 +108,7 @@ from kvoffload.policies._twin_c cimport (
     find_key,
 )
 
-from kvoffload._checks import as_batch, batch_error, check_hints, check_int
+from kvoffload._checks import as_batch, batch_error, check_int
 from kvoffload._sampling import new_secret, words_of
 from kvoffload.policies._hit_density import HitDensity
 from kvoffload.policies.base import CachePolicy
@@ -794,7 +794,6 @@ cdef class _HitDensity(CompiledPolicy):
             CachePolicy.begun(self, hashes, hints)
             return
         self.require_ready()
-        check_hints(hints)
         hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
         batch = self.open_batch(hashes, "hashes", "begun")
         find_all(self.table, &self.batch)
@@ -806,7 +805,6 @@ cdef class _HitDensity(CompiledPolicy):
         cdef const Hint* hint
         cdef list batch
         self.require_ready()
-        check_hints(hints)
         hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
         batch = self.open_batch(hashes, "hashes", "finished")
         find_all(self.table, &self.batch)

@@ -61,6 +61,7 @@ from kvoffload._checks import (
     check_bool,
     check_cache_capacity,
     check_hash,
+    check_hints,
     check_int,
     check_status,
 )
@@ -72,7 +73,7 @@ from kvoffload.errors import (
     policy_owned,
 )
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import BLOCK_DTYPE, BlockStatus
+from kvoffload.types import BLOCK_DTYPE, BlockStatus, Hints
 
 cnp.import_array()
 
@@ -530,6 +531,8 @@ cdef class CompiledPolicy:
         memset(hint, 0, sizeof(Hint))
         hint.now = NAN if now is None else now
         if hints is not None:
+            if type(hints) is not Hints:  # managers have checked; a policy used alone has not
+                check_hints(hints)
             hint.ends = hints.ends is True
             if hints.expect_s is not None:
                 hint.expect_s = hints.expect_s
