@@ -9,7 +9,8 @@ Cost
     the previous call found at this position is tried first. Consecutive hashes of a request usually
     have successive nodes, since they were stored in order, so the node after the last hit comes
     next. If both fail, a group of keys goes through the index together, with prefetches between the
-    steps, before guesses are made again.
+    steps, before guesses are made again. The first key of a batch goes alone, so that the others
+    may follow it in a run.
 """
 
 from cpython.object cimport PyObject
@@ -44,8 +45,7 @@ cdef struct Batch:
     uint64_t found_at       # the table's version for which `node_ids` are valid; 0: none
 
 cdef enum:
-    GROUP = 64              # keys that go through the index together
-    RUN_AHEAD = 8           # nodes that a run fetches ahead
+    GROUP = 64              # keys that go through the index together, or nodes fetched ahead
 
 cdef extern from *:
     """
@@ -178,7 +178,7 @@ cdef inline Py_ssize_t find_run(
         and holds_key(node_at(table, node_id), item_key(batch, index), item_length(batch, index))
     ):
         # Beyond the last node the address is wrong, and a prefetch of it does nothing.
-        kvo_prefetch(table.nodes + <uint32_t>(node_id + RUN_AHEAD * stride))
+        kvo_prefetch(table.nodes + <uint32_t>(node_id + GROUP * stride))
         batch.node_ids[index] = node_id
         node_id += stride
         index += 1
@@ -191,7 +191,7 @@ cdef inline void find_range(
     """Find the keys from index `start` to `stop`; those before `start` are found."""
     cdef Py_ssize_t index = start
     cdef Py_ssize_t end
-    cdef uint32_t last, stride = 1
+    cdef uint32_t last, ahead, stride = 1
     while index < stop:
         index = find_again(table, batch, index, stop)
         if index == stop:
@@ -201,10 +201,13 @@ cdef inline void find_range(
             # A chain whose nodes were freed head first has its nodes in reverse order.
             if index > 1:
                 stride = BACKWARDS if last - batch.node_ids[index - 2] == BACKWARDS else 1
+            else:
+                for ahead in range(1, <uint32_t>min(GROUP, stop)):
+                    kvo_prefetch(table.nodes + <uint32_t>(last + ahead))
             index = find_run(table, batch, index, stop, last, stride)
             if index == stop:
                 return
-        end = min(index + GROUP, stop)
+        end = min(index + (GROUP if index else 1), stop)
         find_group(table, batch, index, end)
         index = end
 

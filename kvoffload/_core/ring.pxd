@@ -157,6 +157,38 @@ cdef inline void ring_renew(Table* table, Ring* ring, uint32_t node_id, Node* no
     ring_append(table, ring, node_id, node)
 
 
+cdef inline Py_ssize_t ring_renew_chain(
+    Table* table, Ring* ring, const uint32_t* node_ids, Py_ssize_t index
+) noexcept nogil:
+    """Move nodes to the most recent end, the one at `index` first; return the last one's index.
+
+    The first is on the ring. Those before it in the batch move with it, all at once, as far as they
+    follow it on the list already, as the blocks of a prompt do that were last used together.
+    """
+    cdef uint32_t first_id = node_ids[index]
+    cdef Node* first = node_at(table, first_id)
+    cdef Node* last = first
+    kvo_require(first.ring == ring.id, "the node is on this ring")
+    if first.flags & PARKED:
+        ring_renew(table, ring, first_id, first)
+        return index
+    while index and last.next != NIL and last.next == node_ids[index - 1]:
+        index -= 1
+        last = node_at(table, last.next)
+    if last.next == NIL:
+        return index
+    node_at(table, last.next).prev = first.prev
+    if first.prev == NIL:
+        ring.oldest = last.next
+    else:
+        node_at(table, first.prev).next = last.next
+    first.prev = ring.newest
+    node_at(table, ring.newest).next = first_id
+    last.next = NIL
+    ring.newest = node_ids[index]
+    return index
+
+
 cdef inline bint ring_ensure_parking(Ring* ring) noexcept:
     """Ensure that one more node can be parked; False if there is no memory."""
     return ring.listed.room >= 2 * (ring.num_parked + 1) or ring_grow_heap(ring)

@@ -11,7 +11,14 @@ Cost
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.ring cimport Ring, ring_append, ring_park_in_use, ring_remove, ring_renew
+from kvoffload._core.ring cimport (
+    Ring,
+    ring_append,
+    ring_park_in_use,
+    ring_remove,
+    ring_renew,
+    ring_renew_chain,
+)
 from kvoffload._core.table cimport (
     NIL,
     Node,
@@ -67,25 +74,25 @@ cdef class Lists(CompiledPolicy):
 
     cdef void c_touch(self, Batch* batch) noexcept:
         # Not `use` for any number of lists: for one it takes a tenth more instructions.
-        cdef Py_ssize_t index
-        cdef uint32_t node_id
-        for index in range(batch.size - 1, -1, -1):
-            node_id = batch.node_ids[index]
-            if node_id != NIL:
-                ring_renew(self.table, &self.rings[0], node_id, node_at(self.table, node_id))
+        cdef Py_ssize_t index = batch.size
+        while index:
+            index -= 1
+            if batch.node_ids[index] != NIL:
+                index = ring_renew_chain(self.table, &self.rings[0], batch.node_ids, index)
 
     cdef void use(self, Batch* batch) noexcept:
         cdef bint is_prefix = False
-        cdef Py_ssize_t index
+        cdef Py_ssize_t index = batch.size
         cdef uint32_t node_id
         cdef Node* node
-        for index in range(batch.size - 1, -1, -1):
+        while index:
+            index -= 1
             node_id = batch.node_ids[index]
             if node_id == NIL:
                 continue
             node = node_at(self.table, node_id)
             if node.ring == PROTECTED + 1:
-                ring_renew(self.table, &self.rings[PROTECTED], node_id, node)
+                index = ring_renew_chain(self.table, &self.rings[PROTECTED], batch.node_ids, index)
             elif node.ring == PROBATION + 1 and (node.block.ref_cnt >= 0 or is_prefix):
                 ring_remove(self.table, &self.rings[PROBATION], node)
                 ring_append(self.table, &self.rings[PROTECTED], node_id, node)

@@ -54,12 +54,16 @@ cdef inline Py_ssize_t choose_missing(
     Unknown keys get nodes, and all except those left out get a mark. -1 without memory.
     """
     cdef Table* table = policy.table
-    cdef Py_ssize_t index, num_missing = 0, num_unknown = 0
+    cdef Py_ssize_t index, num_resident = 0, num_missing = 0, num_unknown = 0
     cdef uint32_t node_id
     cdef Node* node
     batch.num_chosen = 0
     find_changed(table, batch)
-    for index in range(batch.size):
+    while num_resident < batch.size and resident(table, batch, num_resident) != NULL:
+        num_resident += 1
+    if num_resident == batch.size:
+        return 0
+    for index in range(num_resident, batch.size):
         num_unknown += batch.node_ids[index] == NIL
     if not policy.c_ensure(<uint64_t>num_unknown):
         return -1
