@@ -39,7 +39,7 @@ _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?|\.\d{1,9})\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
 # 1,418 as it is printed, or two values of a list, with nothing before or after them
-_GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
+_GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*%)", re.ASCII)
 # 30,60,120,342, a list because a part after the first has not three digits
 _LIST = re.compile(r"\d+(?:,\d+)*,(?!\d{3}(?!\d))\d+(?:,\d+)*", re.ASCII)
 

@@ -96,8 +96,9 @@ class GenerationSource:
         self.first = self._read(self._path)
 
     def _read(self, path: Path) -> str:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer, too
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            data = file.read(MAX_FILE_BYTES + 1) or b""
         name = ""
         with contextlib.suppress(ValueError):  # also of the decoding
             name = Generation.of(data.decode().strip()).name

@@ -6,6 +6,7 @@ loaded by whom: no engine is served a block of other weights than it has.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -108,6 +109,10 @@ def test_without_a_file_the_name_after_a_reset_is_random(tmp_path: Path) -> None
         path.write_text(text)
         with pytest.raises(ValueError, match="generation_file must have one line of 1 to 64 pri"):
             GenerationSource("", path)
+    path.unlink()
+    os.mkfifo(path)  # must not wait for a writer
+    with pytest.raises(ValueError, match="generation_file must have one line of 1 to 64 pri"):
+        GenerationSource("", path)
     with pytest.raises(ValueError, match="generation must not be given with generation_file"):
         GenerationSource("a", path)
     with pytest.raises(TypeError, match="generation_file must be a path, got 5"):
