@@ -304,7 +304,8 @@ class DirectoryTier(RemoteTier):
     Notes
     -----
     The block with the oldest time of change leaves first; a hit renews it at most once an hour.
-    Events of blocks that left come from the tier whose sweep removed them.
+    Events of blocks that left come from the tier whose sweep removed them, of at most 100,000
+    between two polls; its counter has as many.
     """
 
     def __init__(

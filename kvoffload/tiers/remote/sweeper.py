@@ -48,7 +48,7 @@ FREE_SHARE = 16
 TEMPORARY_S = 3600.0
 """Age in seconds at which temporary files and empty folders are removed."""
 MAX_SWEPT = 100_000
-"""Most keys of swept blocks that wait to be reported; the others are only counted."""
+"""Most swept blocks that wait to be reported; of more, neither events nor counters know."""
 MAX_LISTED = 1_000_000
 """Files beyond twice the capacity whose times a sweep keeps; the next sweep continues."""
 LOCK = "sweep.lock"
