@@ -1,4 +1,4 @@
-"""The sessions of ``noxfile.py``, and the documents and workflows that name them."""
+"""The sessions of ``noxfile.py``, and the workflows that name them."""
 
 import ast
 import re
@@ -9,7 +9,6 @@ import pytest
 pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"(?:\.ci/run|nox -[st])((?: [a-z_]+)+)(?=`| *#| *$)", re.MULTILINE)
 JOBS = ("readme", "lint", "tests", "sanitizers", "packages", "tiers", "vllm", "engine")
 
 if not (ROOT / ".github").exists():
@@ -52,12 +51,3 @@ def test_the_workflows_run_every_job_and_every_nightly_session() -> None:
     assert matrix("tests.yml", "job") == set(JOBS)
     nightly = {name for name, tags in SESSIONS.items() if "nightly" in tags}
     assert matrix("nightly.yml", "session") == nightly
-
-
-def test_the_sessions_that_documents_name_exist() -> None:
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        text = path.read_text(encoding="utf-8")
-        for named in COMMAND.findall(text):
-            for word in named.split():
-                known = word in {*JOBS, "nightly"} or word in SESSIONS
-                assert known, f"{path.name}: {word} of {named}"
