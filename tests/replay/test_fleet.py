@@ -39,7 +39,7 @@ OF_TIMES = (
 rows = st.lists(
     st.builds(
         Request,
-        st.sampled_from([0, 0, 1, 1, 2.5, 10, 40, 41, 300]),
+        st.sampled_from([0, 0, 1, 1, 2.5, 0.0000025, 10, 40, 41, 300]),
         st.sampled_from([0, 0, 1, 40, 95]),
         st.integers(0, 9),
         st.lists(st.integers(0, 14), max_size=7, unique=True).map(tuple),
@@ -138,7 +138,15 @@ def compare(requests, fleet):
     assert found.imbalance == (most * fleet.engines / missed if missed else 1)
     ttft, latencies = [row.ttft for row in rows], [row.finish - row.arrival for row in rows]
     assert found.ttft_p95_ns == nearest_rank(ttft, 95)
+    of_rows = [row.missed_tokens for row in rows]
+    assert found.missed_p50 == nearest_rank(of_rows, 50)
+    assert found.missed_p95 == nearest_rank(of_rows, 95)
     if fleet.rate is not None:
+        span = (max(row.finish for row in rows) - min(row.arrival for row in rows)) / 1e9
+        tokens = sum(row.length + row.output for row in rows)
+        assert found.requests_per_second == pytest.approx(len(rows) / span)
+        assert found.tokens_per_second == pytest.approx(tokens / span)
+        assert found.ttft_mean == pytest.approx(sum(ttft) / len(rows) / 1e9)
         assert found.saved == pytest.approx(naive.saved())
         assert found.busy == (None if naive.busy() is None else pytest.approx(naive.busy()))
         assert found.latency_mean == pytest.approx(sum(latencies) / len(requests) / 1e9)
@@ -311,6 +319,8 @@ def test_times_may_be_longer_than_any_clock(loop) -> None:
     else:
         with pytest.raises(TraceError, match=f"^the trace: times must be below {2**63} ns, got "):
             replayed(requests(4 * ages), fleet)
+    with pytest.raises(TraceError, match=f"^the trace: times must be below {2**62} ns, got "):
+        replayed(requests(5 * ages), fleet)
 
 
 def cell(engines, router, policy, host, **more):
