@@ -1,33 +1,25 @@
 """Advice on models with several KV groups: tokens and slots, and where to resume."""
 
-import itertools
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
+from kvoffload.advise import RecordedTrace, Setup, advise, details
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.remarks import group_remarks
-from kvoffload.advise.retention import retentions, vllm_flag, worth
+from kvoffload.advise.retention import retentions, vllm_flag
 from kvoffload.advise.wording import prompt_text
 from kvoffload.policies import registry
 from kvoffload.replay import (
-    Configuration,
-    DecodedTrace,
     Group,
     GroupChunks,
     GroupLayout,
-    Selection,
-    replay,
 )
-from kvoffload.traces import Request, Trace, Workload
+from kvoffload.traces import Request, Workload
 
 from .said import said
 
-TRACE = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull) / "mooncake_conversation.jsonl.gz"
 MIB = 2**20
 LAYOUT = GroupLayout((Group("full", 4, 16), Group("window", 4, 16, 128)), 4096)
 CHUNKS = GroupChunks.of(LAYOUT, 512)  # a slot of 128 KiB
@@ -51,12 +43,6 @@ def prompts_that_share_a_beginning(count=200):
 @pytest.fixture(scope="module")
 def recorded():
     return RecordedTrace.of(WORKLOAD)
-
-
-def test_memory_is_divided_into_slots():
-    assert SETUP.block_bytes == CHUNKS.slot_bytes == 32 * 4096
-    assert [SETUP.capacity(memory) for memory in SETUP.memories()] == [100, 200, 400, 800]
-    assert (SETUP.counted, SETUP.kept_in) == ("tokens", "slots")
 
 
 def test_a_small_trace_by_hand():
@@ -137,22 +123,6 @@ def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junctions, ex
     assert groups.is_bounded(junctions=junctions) is expected
 
 
-def test_a_ceiling_is_that_of_a_cache_without_bounds_where_that_is_lower():
-    """Belady's choice knows nothing of windows."""
-    recorded = RecordedTrace.of(prompts_that_share_a_beginning())
-    groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), BLOCK)
-    found = advise(recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=groups))
-    assert {*found.ceilings.values()} == {0.0}
-    groups = GroupChunks.of(LAYOUT, 512)
-    found = advise(WORKLOAD, Setup(2**31, 512, 0, groups=groups))
-    assert {*found.ceilings.values()} == {found.unbounded}
-    texts = said(replace(found, objections=[]))
-    assert texts["Ceiling"].startswith(
-        f"With any memory no policy can hit more than {found.unbounded:.1%}".replace("%", " %")
-        + " at this retention interval."
-    )
-
-
 def test_without_a_full_group_the_ceiling_is_not_known():
     layout = GroupLayout((Group("window", 4, 16, 1024),), 4096)
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
@@ -171,29 +141,6 @@ def test_no_policy_behind_an_accelerator_exceeds_the_ceilings(recorded, interval
     for memory, ceiling in found.ceilings.items():
         for policy in found.setup.policies:
             assert found.of(policy, memory).hit_ratio <= ceiling
-
-
-def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
-    """What vLLM does silently: the full group has all of it, the window resumes nowhere in it."""
-    recorded = RecordedTrace.of(prompts_that_share_a_beginning())
-    whole = advise(recorded, Setup(64 * MIB, BLOCK, 256, policies=("lru",)))
-    assert whole.of("lru").hit_ratio == pytest.approx(0.913, abs=0.0005)
-    groups = model_shape("gpt-oss-20b").layout()
-    found = advise(
-        recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK))
-    )
-    assert found.of("lru").hit_ratio == found.unbounded == 0
-    assert found.policy is None
-    cells = retentions(recorded, found)
-    assert [cell.interval for cell in cells] == [0, 512, None]
-    assert [round(cell.hit_ratio, 3) for cell in cells] == [0, 0.913, 0.913]
-    assert cells[1].stored < 1.05 * cells[0].stored
-    assert worth(cells, 0) == cells[1]
-    assert worth(cells, 512) is None
-    with_interval = Setup(
-        2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK, 512)
-    )
-    assert advise(recorded, with_interval).of("lru").hit_ratio == cells[1].hit_ratio
 
 
 @pytest.mark.thorough
@@ -290,16 +237,3 @@ def test_it_says_what_chunks_stand_for_and_which_windows_lose():
     )
     (stands,) = remarks(128, 544, 512)
     assert stands.endswith("chunks of 512 tokens stand for vLLM's of 544.")
-
-
-@pytest.mark.skipif(not TRACE.exists(), reason=f"no {TRACE.name} where KVOFFLOAD_TRACES points")
-@pytest.mark.parametrize(("interval", "expected"), [(0, 0.110), (None, 0.060)])
-def test_a_public_trace_with_gpt_oss(interval, expected):
-    """64 GiB, its first 1,500 requests, nothing on the accelerator."""
-    groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), 512, interval)
-    requests = itertools.islice(Trace(TRACE), 1500)
-    trace = DecodedTrace.of(Selection(requests, full_block_tokens=512))
-    setup = Setup(2**36, 512, 0, groups=groups)
-    assert setup.capacity(setup.memory) == 5461
-    found = replay(trace, Configuration(host=5461, groups=groups))
-    assert found.hit_ratio == pytest.approx(expected, abs=0.0005)

@@ -8,24 +8,6 @@ from kvoffload.advise import model_shape
 from kvoffload.advise.models import model_names
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("llama-3.1-8b", 131_072),  # 128 KiB, the figure that everyone knows
-        ("llama-3.1-70b", 327_680),
-        ("llama-3.1-405b", 516_096),
-        ("qwen2.5-7b", 57_344),
-        ("qwen3-32b", 262_144),
-        ("qwen3-235b-a22b", 192_512),
-        ("gpt-oss-120b", 73_728),
-        ("deepseek-v3", 70_272),  # 61 x (512 + 64) x 2: DeepSeek-V3's 70 KB a token
-        ("kimi-k2", 70_272),
-    ],
-)
-def test_bytes_a_token_in_bfloat16(name, expected):
-    assert model_shape(name).bytes_per_token() == expected
-
-
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_has_layers_with_attention_and_a_source(name):
     shape = model_shape(name)

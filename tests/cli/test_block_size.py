@@ -47,23 +47,6 @@ def test_its_origin_is_reported(run):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_it_has_a_bound(run, command):
-    done = run(command, Workload(3), "--block-tokens", 2**24 + 1)
-    assert (done.code, done.out) == (2, "")
-    assert "16777217 is not in the range 1<=x<=16777216" in done.err
-
-
-def test_advice_says_why_it_is_needed(run):
-    for length, ids, why in (
-        (2**40, (1,), "no block size fits all requests; they have 1,099,511,627,776 tokens per"),
-        (3, (), "no request has a block"),
-    ):
-        done = run("advise", [Request(time, length, 1, ids) for time in range(3)])
-        assert done.code == 2
-        assert f"kvoffload: --block-tokens is needed: {why}" in done.err
-
-
 HEX = "00c0ffee 0badcafe\n00c0ffee\n"
 CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import kvoffload as library
-from kvoffload.traces import Request, Survey, Trace, Workload, write_trace
+from kvoffload.traces import Request, Trace, Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND
@@ -88,45 +88,6 @@ def test_generate_writes_the_workload(kvoffload, tmp_path):
         quiet = kvoffload("generate", "--requests", 30, "--seed", 4, "-o", tmp_path / name)
         assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
         assert list(Trace(tmp_path / name)) == list(Workload(30, seed=4))
-
-
-def test_info_as_table_and_json(kvoffload, tmp_path):
-    path = tmp_path / "t.jsonl"
-    kvoffload("generate", "--requests", 200, "-o", path)
-    survey = Survey.of(Workload(200))
-    whole = kvoffload("info", path, "--json").value
-    kept, sessions = whole.pop("kept"), whole.pop("sessions")
-    assert (whole.pop("breaks"), whole.pop("ideal_hit_ratio_without_breaks")) == ([], None)
-    assert sessions["number"] == len({request.session for request in Workload(200)})
-    assert [one["seconds"] for one in kept] == [60, 120, 300, 600, 1200, 1800, 3600]
-    assert kept[0]["hit_ratio"] < kept[-1]["hit_ratio"] == survey.ideal_hit_ratio
-    assert whole == {
-        "trace": str(path),
-        "files": 1,
-        "id_spaces": 1,
-        "format": "mooncake",
-        "requests": 200,
-        "blocks": survey.blocks,
-        "unique_blocks": survey.unique_blocks,
-        "reuse": survey.blocks / survey.unique_blocks,
-        "block_tokens": 512,
-        "ideal_hit_ratio": survey.ideal_hit_ratio,
-        "seconds": survey.seconds,
-        "input_tokens": survey.input_tokens,
-        "output_tokens": survey.output_tokens,
-        "longest_request_blocks": survey.longest,
-        "bad_lines": 0,
-        "types": {},
-        "most_turns": None,
-        "repeated_ids": survey.chaining.repeated_ids,
-        "unchained_ids": 0,
-        "unchained_requests": 0,
-        "backward_timestamps": 0,
-    }
-    assert kvoffload("info", path, "--json", "--limit", 7).value["requests"] == 7
-    write_trace([Request(0, 16, 1, (1,))], path)
-    whole = kvoffload("info", path, "--json").value
-    assert (whole["sessions"], whole["kept"]) == (None, None)
 
 
 def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):

@@ -45,17 +45,34 @@ def test_csv_and_json_say_the_same(kvoffload, trace):
     assert value["results"][-1]["evicted"] is None
 
 
-def test_it_agrees_with_replay(kvoffload, trace):
-    arguments = ("--policy", "lru,arc,belady,infinite", "--capacity", "3%", "--json")
-    arguments += ("--device-memory", "60")
-    replayed = kvoffload("replay", trace, *arguments).value
-    found = json.loads(swept(kvoffload, trace, *arguments))
-    assert found["block_tokens"] == replayed["block_tokens"] == 512
+AGREEING = [
+    "--policy lru,arc,belady,infinite --capacity 3% --device-memory 60",
+    "--policy lru,infinite --capacity 5%,20% --full-blocks --step-tokens 2048",
+    "--policy lru,hit-density --capacity .5%,5% --hints both --hints-noise 2.7 --hints-share .5",
+    "--policy belady,lru,hit-density --capacity 2% --hints expect --hints-liars .4 --hints-seed 7",
+    "--policy lru,infinite --capacity 5%,20% --closed-loop 9,000 --decode-ms 5",
+    "--policy lru,infinite --capacity 5%,20% --closed-loop recorded",
+    "--model gpt-oss-20b --retention 512 --policy lru --capacity 64MiB,1GiB --device-memory 2GiB",
+]
+
+
+@pytest.mark.parametrize("options", AGREEING)
+def test_it_agrees_with_replay_in_any_number_of_processes(kvoffload, trace, tmp_path, options):
+    replayed = kvoffload("replay", trace, *options.split(), "--quiet", "--json").value
+    results = [] if "--closed-loop" in options else ["--results", tmp_path / "results"]
     of_manager = {field.name for field in IN_MANAGER}  # a sweep does not measure these
-    for one, other in zip(replayed["results"], found["results"], strict=True):
-        for name in other:
-            assert other[name] == (None if name in of_manager else one[name]), name
-        assert (other["token_hit_ratio"] is None) == (other["policy"] == "belady")
+    for jobs in (1, 2):  # the second time from the file
+        arguments = (*options.split(), *results, "--jobs", jobs, "--quiet", "--json")
+        found = kvoffload("sweep", trace, *arguments).value
+        for name in found.keys() - {"results", "no_token_hit_ratio"}:
+            assert found[name] == replayed[name], name
+        rows = {(row["policy"], row["capacity"]): row for row in replayed["results"]}
+        assert len(rows) == len(found["results"])
+        for row in found["results"]:
+            one = rows[row["policy"], row["capacity"]]
+            for name in row:
+                assert row[name] == (None if name in of_manager else one[name]), name
+            assert (row["token_hit_ratio"] is None) == (row["policy"] == "belady")
 
 
 def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
