@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvoffload.traces import write_trace
+from kvoffload.traces import Request, write_trace
 
 from .conftest import growing
 
@@ -172,3 +172,13 @@ def test_a_disk_that_adds_hits_is_in_the_configuration(advise, kvoffload, trace)
     (tier,) = configured[0]["secondary_tiers"]
     assert (tier["type"], tier["path"]) == ("KVOffloadFileTier", "/nvme/kv")
     assert (tier["capacity_bytes"], tier["policy"]) == (60 * 2**20, "hit-density")
+
+
+def test_a_trace_without_times_has_no_first_tokens(kvoffload, tmp_path):
+    path = tmp_path / "timeless.jsonl"
+    write_trace([Request(0, one.input_length, 5, one.hash_ids) for one in WORKLOAD], path)
+    asked = ("--engines", "2", "--capacity", "20MiB", "--router", "session", *RATES)
+    done = kvoffload("advise", path, *SIZE[:-1], *asked)
+    assert done.code == 0
+    assert "note: the trace has no times of arrival: prompts take no time" in done.err
+    assert "First token" not in done.out

@@ -15,8 +15,6 @@ from kvoffload._printable import printable
 from kvoffload.cli._fields import FIELDS, IN_MANAGER
 from kvoffload.traces import Workload
 
-from .conftest import run_process
-
 pytestmark = pytest.mark.thorough
 WORKLOAD = Workload(150, seed=1)
 
@@ -94,19 +92,6 @@ def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_quiet_is_quiet_about_matplotlib_too(trace, tmp_path):
-    """It warns of a folder for its fonts that it cannot make, as at its first run of another."""
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    (tmp_path / "file").write_text("")
-    arguments = ("--policy", "lru", "--capacity", "10", "--jobs", "1")
-    plot = ("--plot", tmp_path / "picture.svg")
-    environment = {"MPLCONFIGDIR": str(tmp_path / "file")}
-    for quiet in ((), ("--quiet",)):
-        done = run_process("sweep", trace, *arguments, *plot, *quiet, **environment)
-        assert done.code == 0
-        assert ("Matplotlib" in done.err, done.err == "") == (not quiet, bool(quiet))
-
-
 VARIANTS = (
     "hit-density",
     "slru?protected=0.5",
@@ -144,17 +129,6 @@ def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity,
     assert not [word for word in words if word.endswith((".0 %", ".0"))]
     assert sum(bool(re.fullmatch("[0-9,]+", word)) for word in words) >= 2  # capacities
     assert "<dc:date>" not in written  # the same sweep makes the same picture
-
-
-def test_a_results_file_may_be_empty_and_may_hold_other_lines_too(kvoffload, trace, tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.touch()
-    arguments = ("--policy", "lru", "--capacity", "5", "--results", path)
-    swept(kvoffload, trace, *arguments)
-    (line,) = path.read_text().splitlines()
-    path.write_text(f"a note\n{line}\n")
-    assert "1 of 1 results were known" in kvoffload("sweep", trace, *FAST[:-1], *arguments).err
-    assert path.read_text() == f"a note\n{line}\n"
 
 
 HOSTILE_NAMES = [

@@ -333,18 +333,6 @@ def test_a_recorder_is_true_where_its_manager_is(path):
         assert bool(recorder) is bool(recorder.manager)
 
 
-def test_a_recorder_is_a_manager_and_has_all_that_its_manager_has(path):
-    manager = CPUOffloadingManager(16, 9)
-    with TraceRecorder(manager, path) as recorder:
-        assert isinstance(recorder, OffloadingManager)
-        for name in dir(manager):
-            if not name.startswith("_"):
-                assert hasattr(recorder, name), name
-        assert recorder.policy is manager.policy
-        recorder.reset_cache()
-        assert list(recorder.take_events()) == []
-
-
 @pytest.mark.parametrize("copy", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_recorder_is_neither_copied_nor_pickled(path, copy):
     with (

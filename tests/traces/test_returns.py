@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.traces import Request, Survey
-from kvoffload.traces.returns import KeptCounter, Returns, SessionCounter
+from kvoffload.traces import Request
+from kvoffload.traces.returns import KeptCounter, Returns
 
 PROMPTS = st.lists(st.integers(0, 6), max_size=5, unique=True).map(tuple)
 ROWS = st.lists(st.tuples(st.integers(0, 40), PROMPTS), max_size=30)
@@ -44,31 +42,3 @@ def test_a_trace_without_requests_has_no_hits():
     returns = Returns()
     returns.finish()
     assert returns.blocks.ratios == [0.0] * 7
-
-
-def test_what_sessions_do():
-    counter = SessionCounter()
-    for session, seconds, ids in (
-        ("a", 0, (1, 2)),
-        ("b", 1, (1,)),
-        (None, 2, (9,)),
-        ("a", 4, (1, 2, 3, 4)),
-        ("a", 10, (1, 5)),
-    ):
-        counter.add(Request(1000 * seconds, 0, 0, ids, session), np.array(ids, np.uint64))
-    assert counter.sessions == 2
-    assert counter.turns.tolist() == [3, 1]
-    assert counter.gaps.tolist() == [4, 6]
-    assert counter.added.tolist() == [2, 1]
-    assert counter.kept == pytest.approx(3 / 6)
-
-
-def test_both_are_counted_in_one_pass():
-    returns = Returns()
-    rows = [Request(0, 0, 0, (1,), "a"), Request(70_000, 0, 0, (1,), "a")]
-    survey = Survey.of(rows, returns=returns)
-    assert (survey.unique_blocks, survey.ideal_hits) == (1, 1)
-    assert returns.has_times
-    assert returns.blocks.hits == [0, 1, 1, 1, 1, 1, 1]
-    assert returns.sessions.gaps.tolist() == [70]
-    assert not Returns().has_times

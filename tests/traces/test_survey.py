@@ -91,28 +91,6 @@ def test_the_block_size_that_is_chosen(rows, best, fitting):
     assert (sizes.best(), str(sizes)) == (best, fitting)
 
 
-def test_counts_the_rest():
-    requests = [
-        Request(500, 1000, 7, (0, 1)),
-        Request(100, 600, 1, (0, 2)),
-        Request(900, 0, 2, ()),
-    ]
-    survey = Survey.of(requests)
-    assert (survey.requests, survey.blocks, survey.unique_blocks, survey.ideal_hits) == (3, 4, 3, 1)
-    assert (survey.input_tokens, survey.output_tokens, survey.longest) == (1600, 10, 2)
-    assert (survey.first, survey.last, survey.seconds) == (100, 900, 0.8)
-    times = [0, 5, 5, 3, 4, 10, 1.5, 1.5]
-    back = Survey.of((Request(time, 1, 1, (1,)) for time in times), unique=False)
-    assert (back.backwards, back.farthest_back) == (2, 8.5)
-    assert survey.ideal_hit_ratio == 0.25
-    assert survey.block_tokens == 512
-
-
-def test_of_nothing_is_empty():
-    survey = Survey.of([])
-    assert (survey.requests, survey.ideal_hit_ratio, survey.seconds) == (0, 0.0, 0.0)
-
-
 def test_without_unique_blocks_they_are_none():
     survey = Survey.of(Workload(20), unique=False)
     assert survey.blocks > 0
