@@ -2,7 +2,6 @@
 
 import base64
 import re
-from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
@@ -14,9 +13,7 @@ pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 from kvoffload.advise import chart
 from kvoffload.advise.answer import column
 from kvoffload.advise.choice import POLICIES
-from kvoffload.advise.report import write_report
 from kvoffload.advise.tables import heats, routers
-from kvoffload.advise.units import percent_text
 
 from .pages import (
     HOSTILE,
@@ -25,7 +22,6 @@ from .pages import (
     hostile_fleet_page,
     hostile_page,
     page,
-    subject,
 )
 
 PICTURE = "data:image/svg+xml;base64,"
@@ -97,22 +93,6 @@ def test_foreign_strings_are_text(make):
     assert "49" not in re.findall(r"<h1>.*?</h1>", hostile, re.DOTALL)[0]
 
 
-def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
-    subject, text = fleet_subject(), fleet_page().replace("\u00a0", " ")
-    advice = subject.advice
-    assert text.count('class="heat"') == 4
-    assert text.count(' enough"') == 1
-    for router in routers(subject.advice):
-        assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
-    for rows in heats(subject.advice).values():
-        for results in rows.values():
-            assert len(results) == 5
-            for result in results:
-                assert percent_text(result.saved) in text
-    assert f"<b>{percent_text(advice.result.saved)}</b>" in text
-    assert "cpu_bytes_to_use" in text
-
-
 def pictures(text):
     """Return the words of each picture of a page, by the width and scheme in which it is shown."""
     found = {}
@@ -153,19 +133,6 @@ def test_a_fleet_has_a_chart_with_a_line_per_router(monkeypatch):
         shares = dict(zip(line.x, line.y, strict=True))
         assert [shares.get(place) for place in range(5)] == [one and one.saved for one in results]
         assert ("linewidth" in line.more) == (router == advice.case.router)
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "out.html"
-    path.write_text("before")
-    write_report(subject(), path)
-    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    before = path.read_text(encoding="utf-8")
-    broken = replace(subject(), advice=None)
-    with pytest.raises(AttributeError):
-        write_report(broken, path)
-    assert path.read_text(encoding="utf-8") == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_reads_like_the_best_policy_of_a_column_is_bold_and_a_caption_says_so(text):

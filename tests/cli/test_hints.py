@@ -48,20 +48,3 @@ def test_advice_reports_liars_apart_as_a_sweep_does(kvoffload, trace):
             assert found["honest_hit_ratio"] != found["liar_hit_ratio"] > 0
     without = kvoffload(*advised, *LIARS[:2], "--json").out
     assert "liar_hit_ratio" not in without
-
-
-def test_advice_says_what_was_told_and_how_to_ask_again(kvoffload, trace, tmp_path):
-    pytest.importorskip("jinja2", reason="the report needs the report extra")
-    arguments = ("advise", trace, *ADVISE, "--jobs", "1")
-    page = tmp_path / "page.html"
-    told = read(kvoffload, *arguments, *NOISY, "--report", page)
-    without = read(kvoffload, *arguments)
-    assert told["hints"]["told"] == "both"
-    assert without["hints"] is None
-    assert told["unbounded_hit_ratio"] == without["unbounded_hit_ratio"]
-    assert told["memories"] != without["memories"]
-    text = page.read_text(encoding="utf-8").replace("\u00a0", " ")
-    assert " ".join(NOISY) in text
-    assert "Replayed with hints of 50.0 % of the sessions: " in text
-    done = kvoffload(*arguments, *NOISY)
-    assert "Replayed with hints of 50.0 % of the sessions: " in " ".join(done.out.split())

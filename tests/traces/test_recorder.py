@@ -644,16 +644,3 @@ def test_a_handler_of_the_log_that_raises_reaches_nobody(path, monkeypatch, hand
         assert recorder.lookup(HASHES) == 8
     assert len(seen) == 2
     assert {thread for _, thread in seen} == {"kvoffload-recorder"}, "not the engine's"
-
-
-def test_a_fault_of_the_last_frame_is_reported_when_closing(path, monkeypatch, caplog):
-    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
-
-    def full(file, data):
-        raise OSError(28, "No space left on device")
-
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(HASHES)
-        monkeypatch.setattr(request_log.os, "write", full)
-    (record,) = caplog.records
-    assert record.message == f"{path}: recording stopped: [Errno 28] No space left on device"
