@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload import IMPLEMENTATION
+from kvoffload.replay import DecodedTrace
 from kvoffload.traces import Workload
 
 from .conftest import BARE
@@ -237,3 +238,16 @@ def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
     value = kvoffload("advise", trace, *arguments, *given, "--json").value
     assert (value["device_memory"], value["without_device_memory"]) == (0, None)
     assert value["engine"]["prefill_tokens_per_second"] == 1000
+
+
+def test_several_memories_are_compared_and_the_first_is_advised_on(kvoffload, trace):
+    arguments = ("advise", trace, "--kv-bytes-per-token=2KiB", *QUIET, "--json")
+    value = kvoffload(*arguments, "--capacity", "200,5%", "--capacity", "1GiB").value
+    unique = DecodedTrace.of(WORKLOAD)
+    capacities = [memory["capacity"] for memory in value["memories"]]
+    assert value["memory"] == 200 * 2**20
+    assert 200 in capacities
+    assert 1024 in capacities
+    assert len(capacities) == 3
+    assert capacities == sorted(capacities)
+    assert min(capacities) < unique.unique_blocks
