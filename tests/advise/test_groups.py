@@ -102,27 +102,6 @@ def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
     assert texts["More memory"].startswith("With 120 KiB it would hit ")
 
 
-@pytest.mark.parametrize(
-    ("kinds", "interval", "junctions", "expected"),
-    [
-        (("full", "chunked"), 0, True, True),
-        (("full", "window"), 0, False, True),
-        (("full", "window"), 64, False, True),
-        (("full", "window"), None, False, True),
-        (("full", "window"), 0, True, False),
-        (("full", "state"), 0, False, True),
-        (("full", "state"), 64, False, False),
-        (("full", "state"), None, False, False),
-        (("full", "state", "window"), 0, True, False),
-    ],
-)
-def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junctions, expected):
-    width = {"window": 32, "chunked": 32}
-    layout = GroupLayout(tuple(Group(kind, 1, 16, width.get(kind, 0)) for kind in kinds), 4096)
-    groups = GroupChunks.of(layout, 16, interval)
-    assert groups.is_bounded(junctions=junctions) is expected
-
-
 def test_without_a_full_group_the_ceiling_is_not_known():
     layout = GroupLayout((Group("window", 4, 16, 1024),), 4096)
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
