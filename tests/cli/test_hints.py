@@ -12,7 +12,6 @@ from .conftest import read
 
 pytestmark = pytest.mark.thorough
 
-ADVISE = ("--capacity", "5%", "--kv-bytes-per-token", "100", "--policy", "lru", "--quiet")
 NOISY = ("--hints", "both", "--hints-noise", "2.7", "--hints-share", "0.5", "--hints-seed", "7")
 
 
@@ -27,6 +26,14 @@ def trace(tmp_path_factory):
         path,
     )
     return path
+
+
+def test_json_says_what_was_told(kvoffload, trace):
+    asked = ("sweep", trace, "--policy", "lru", "--capacity", "5%", "--jobs", "1", "--quiet")
+    said = read(kvoffload, *asked, *NOISY)["hints"]
+    assert 10 < said.pop("expecting_requests") < said.pop("ending_requests")
+    assert said == {"told": "both", "noise": 2.7, "share": 0.5, "liars": 0, "seed": 7}
+    assert read(kvoffload, *asked, "--hints", "none")["hints"] is None
 
 
 LIARS = ("--hints", "both", "--hints-liars", ".4")
