@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
@@ -13,7 +14,11 @@ pytest.importorskip("matplotlib", reason="its pictures need the report extra")
 from kvoffload.advise import chart
 from kvoffload.advise.answer import column
 from kvoffload.advise.choice import POLICIES
+from kvoffload.advise.knee import Knee, Rung
+from kvoffload.advise.report import report_html
 from kvoffload.advise.tables import heats, routers
+from kvoffload.advise.units import percent_text
+from kvoffload.policies import registry
 
 from .pages import (
     HOSTILE,
@@ -22,6 +27,7 @@ from .pages import (
     hostile_fleet_page,
     hostile_page,
     page,
+    subject,
 )
 
 PICTURE = "data:image/svg+xml;base64,"
@@ -155,3 +161,49 @@ def test_no_line_ends_within_an_option(make):
     assert said
     assert {before for before, _ in said} == {'<span class="option">'}
     assert ".option { white-space: nowrap; }" in make()
+
+
+def test_it_says_what_each_row_is(text):
+    for name in POLICIES:
+        meaning = registry.entry(name).summary.replace("'", "&#39;")
+        assert f"<dt>{name}</dt><dd>{meaning}</dd>" in text
+    assert "<dt>belady</dt>" in text
+    assert "<dt>infinite</dt>" in text
+
+
+def test_without_a_recommendation_there_is_no_configuration():
+    short = page(requests=20)
+    assert "No recommendation" in short
+    assert "CPUOffloadingManager" not in short
+    assert 'href="#table"' in short
+
+
+def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
+    subject, text = fleet_subject(), fleet_page().replace("\u00a0", " ")
+    advice = subject.advice
+    assert text.count('class="heat"') == 4
+    assert text.count(' enough"') == 1
+    for router in routers(subject.advice):
+        assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
+    for rows in heats(subject.advice).values():
+        for results in rows.values():
+            assert len(results) == 5
+            for result in results:
+                assert percent_text(result.saved) in text
+    assert f"<b>{percent_text(advice.result.saved)}</b>" in text
+    assert "cpu_bytes_to_use" in text
+
+
+def test_a_fleet_without_a_recommendation_has_no_configuration():
+    subject = fleet_subject()
+    advice = replace(subject.advice, objections=["no reuse"], unbounded=0.0)
+    text = report_html(replace(subject, advice=advice))
+    assert "Offloading does not pay: no reuse." in text
+    assert 'id="configuration"' not in text
+
+
+def test_a_memory_for_which_nobody_asked_is_not_said_to_be():
+    knee = Knee(1, 1, 1, is_shown=False, curve=(Rung(1, "lru", 0.0, 0.0, 0.0),))
+    said = pictures(report_html(replace(subject(), knee=knee)))[None][0]
+    assert "advised on" in said
+    assert "asked for" not in said
