@@ -182,3 +182,12 @@ def test_a_trace_without_times_has_no_first_tokens(kvoffload, tmp_path):
     assert done.code == 0
     assert "note: the trace has no times of arrival: prompts take no time" in done.err
     assert "First token" not in done.out
+
+
+def test_the_number_of_accelerators_that_was_chosen_is_said(kvoffload, trace):
+    asked = ("advise", trace, "--model", "llama-3.1-70b", "--capacity", "8GiB", "--policy", "lru")
+    said = "4 × h100 per engine, to hold llama-3.1-70b; --tensor-parallel sets another number"
+    for engines in ((), ("--engines", "2", "--router", "session")):
+        assert said in " ".join(kvoffload(*asked, *engines, "--quiet").out.split())
+        given = kvoffload(*asked, *engines, "--quiet", "--tensor-parallel", "4").out
+        assert "per engine, to hold" not in " ".join(given.split())
