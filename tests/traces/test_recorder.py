@@ -481,7 +481,7 @@ def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeyp
     whole, expected = path.read_bytes(), recorded(path)
     assert len(expected) == 60
     readable = 0
-    for length in range(1200, len(whole) + 1, 7):
+    for length in range(len(whole) - 900, len(whole) + 1):  # a frame begins among them
         path.write_bytes(whole[:length])
         found = recorded(path)
         assert found == expected[: len(found)]
