@@ -1,43 +1,36 @@
 """Advice on models with several KV groups: tokens and slots, and where to resume."""
 
+import itertools
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from kvoffload.advise import RecordedTrace, Setup, advise, details
+from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.retention import retentions, vllm_flag
 from kvoffload.advise.wording import prompt_text
-from kvoffload.policies import registry
 from kvoffload.replay import (
+    Configuration,
+    DecodedTrace,
     Group,
     GroupChunks,
     GroupLayout,
+    Selection,
+    replay,
 )
-from kvoffload.traces import Request, Workload
+from kvoffload.traces import Request, Trace, Workload
 
 from .said import said
 
+TRACE = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull) / "mooncake_conversation.jsonl.gz"
 MIB = 2**20
 LAYOUT = GroupLayout((Group("full", 4, 16), Group("window", 4, 16, 128)), 4096)
 CHUNKS = GroupChunks.of(LAYOUT, 512)  # a slot of 128 KiB
 WORKLOAD = list(Workload(300, seed=3))
-SETUP = Setup(
-    memory=25 * MIB, block_tokens=512, token_bytes=0, policies=registry.names(), groups=CHUNKS
-)
-
-BLOCK = 16
-SHARED, OWN = 4096, 368  # tokens of a prompt: of the system's, and its own
-
-
-def prompts_that_share_a_beginning(count=200):
-    system = tuple(range(SHARED // BLOCK))
-    blocks = OWN // BLOCK
-    for n in range(count):
-        own = range(10_000 + n * blocks, 10_000 + (n + 1) * blocks)
-        yield Request(1000 * n, SHARED + OWN, 1, (*system, *own))
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +209,16 @@ def test_it_says_what_chunks_stand_for_and_which_windows_lose():
     )
     (stands,) = remarks(128, 544, 512)
     assert stands.endswith("chunks of 512 tokens stand for vLLM's of 544.")
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason=f"no {TRACE.name} where KVOFFLOAD_TRACES points")
+@pytest.mark.parametrize(("interval", "expected"), [(0, 0.110), (None, 0.060)])
+def test_a_public_trace_with_gpt_oss(interval, expected):
+    """64 GiB, its first 1,500 requests, nothing on the accelerator."""
+    groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), 512, interval)
+    requests = itertools.islice(Trace(TRACE), 1500)
+    trace = DecodedTrace.of(Selection(requests, full_block_tokens=512))
+    setup = Setup(2**36, 512, 0, groups=groups)
+    assert setup.capacity(setup.memory) == 5461
+    found = replay(trace, Configuration(host=5461, groups=groups))
+    assert found.hit_ratio == pytest.approx(expected, abs=0.0005)
