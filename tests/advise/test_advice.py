@@ -7,9 +7,9 @@ import pytest
 
 from kvoffload.advise import Setup, advise
 from kvoffload.advise.advice import Advice, Facts
-from kvoffload.advise.setup import Case, FleetTier
+from kvoffload.advise.setup import Case
 from kvoffload.policies import registry
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, replay
+from kvoffload.replay import Configuration, GroupChunks, replay
 from kvoffload.traces import Request, Survey, Workload
 
 from .said import verdict
@@ -34,13 +34,6 @@ def test_a_memory_beyond_what_a_float_holds_is_found_among_those_compared():
     setup = Setup(memory=2**60 + 1, block_tokens=512, token_bytes=2**40)
     assert setup.memories()[1] == setup.memory
     assert advise([Request(0, 512, 1, (1,))], setup).of("lru").stored == 1
-
-
-def test_memories_that_are_given_are_the_ones_compared():
-    setup = dataclasses.replace(SETUP, others=(50 * MIB, 900 * MIB, 200 * MIB))
-    found = advise(WORKLOAD, setup)
-    assert [*found.choices] == [50 * MIB, 200 * MIB, 900 * MIB]
-    assert found.of("lru") == found.rows[Case(200 * MIB)] != found.of("lru", 50 * MIB)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -75,20 +68,6 @@ def test_progress_ends_at_the_number_of_replays_and_never_falls():
     assert seen[-1] == len({*large.configurations(Survey.of(WORKLOAD).unique_blocks).values()})
 
 
-def test_a_cache_on_the_accelerator_answers_first():
-    setup = dataclasses.replace(SETUP, device_memory=100 * MIB)
-    behind, alone = advise(WORKLOAD, setup), advise(WORKLOAD, SETUP)
-    assert behind.facts.blocks == alone.vllm_default.asked_tokens // 512
-    assert behind.vllm_default.asked_tokens < alone.vllm_default.asked_tokens
-    for policy in registry.names():
-        assert behind.of(policy).offloaded_tokens < alone.of(policy).offloaded_tokens
-    trace = DecodedTrace.of(WORKLOAD)
-    everything = replay(trace, Configuration(policy="infinite", host=1, device=100))
-    assert behind.unbounded == 512 * everything.hits / behind.vllm_default.asked_tokens
-    counts = replay(trace, Configuration(policy="lru", host=200, device=100))
-    assert behind.of("lru").hit_ratio == counts.hit_ratio
-
-
 def test_too_few_requests_give_no_recommendation():
     found = advise(list(itertools.islice(WORKLOAD, 199)), SETUP)
     assert found.policy is None
@@ -115,8 +94,3 @@ def test_a_trace_that_the_assumed_cache_holds_is_said():
     assert fits not in verdict(dataclasses.replace(found, facts=more))
     given = dataclasses.replace(setup, device_is_assumed=False)
     assert fits not in verdict(dataclasses.replace(found, setup=given))
-
-
-def test_on_one_engine_what_is_asked_of_several_has_no_effect():
-    several = {"routers": ("session",), "tiers": (FleetTier("shared", MIB),), "loop": "closed"}
-    assert dataclasses.replace(SETUP, **several).configurations(9) == SETUP.configurations(9)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details, engine_of
+from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details
 from kvoffload.advise.details import POINTS
 from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import stack_distances
@@ -77,16 +77,6 @@ def test_of_a_long_trace_a_sample_is_looked_at():
     assert len(empty) == 0
 
 
-def test_what_is_written_to_the_disk_is_reported_per_day(found):
-    advice, closer = found
-    assert len(closer.disk_cells) == 2 * (4 + (advice.policy != "lru"))
-    for cell in closer.disk_cells:
-        written = cell.counts.tier_stored * MIB
-        assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
-        assert cell.alone == advice.of(cell.host_policy, cell.memory).hit_ratio
-        assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
-
-
 def test_a_trace_of_nothing_is_no_trouble():
     for requests in ([], [Request(0, 0, 1, ())] * 3):
         recorded = RecordedTrace.of(requests)
@@ -110,15 +100,3 @@ def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
     text = said(advice, details=dataclasses.replace(closer, disk_cells=idle))["Disk"]
     assert "both hit" in text
     assert "hit-density behind" not in text
-
-
-def test_first_tokens_take_what_is_not_hit_and_what_is_read():
-    """Ten prompts of 4 blocks twice: the second time all is read at 4 blocks per second."""
-    engine = engine_of(None, None, prefill_rate=512, link_bandwidth=4 * MIB)
-    setup = dataclasses.replace(SETUP, engine=engine, policies=("lru",))
-    rows = [Request(n, 2000, 1, tuple(range(4 * (n % 10), 4 * (n % 10) + 4))) for n in range(20)]
-    recorded = RecordedTrace.of(rows)
-    closer = details(recorded, advise(recorded, setup))
-    found = {one.policy: (one.p50, one.p95) for one in closer.first_tokens}
-    # a prompt has 2,000 tokens, of which 48 fewer than its blocks
-    assert found == {"lru": (1.0, 2000 / 512), None: (2000 / 512, 2000 / 512)}

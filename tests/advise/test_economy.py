@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kvoffload.advise import Setup, accelerator, advise, balance, engine_of
+from kvoffload.advise import Setup, accelerator, advise, engine_of
 from kvoffload.advise.accelerators import accelerator_names
 from kvoffload.advise.economy import workers_for
 from kvoffload.advise.models import model_shape
@@ -12,8 +12,6 @@ from kvoffload.advise.remarks import remarks
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
 from kvoffload.traces import Workload
-
-from .said import said
 
 pytestmark = pytest.mark.fast
 
@@ -62,54 +60,6 @@ def test_rates_are_estimated_from_the_model_and_the_accelerator():
     assert engine.device_memory == pytest.approx(2 * 80e9 * 0.92 - 2 * 30.5e9, abs=1)
     assert engine.name == "2 × h100"
     assert engine.is_known
-
-
-def test_rates_that_are_given_replace_estimates():
-    engine = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=5e9)
-    assert (engine.prefill_rate, engine.link_bandwidth, engine.device_memory) == (1000.0, 5e9, 0)
-    assert engine.is_known
-    assert not engine_of(None, accelerator("h100")).is_known
-    assert not engine_of(None, None, prefill_rate=1.0).is_known
-
-
-def test_the_balance_is_prefill_saved_less_time_on_the_link(advice):
-    engine = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=MIB)
-    cell = advice.of("lru")
-    found = balance(SETUP, cell, engine)
-    hits = cell.offloaded_tokens // 512
-    assert found.prefill_seconds == cell.offloaded_tokens / 1000
-    assert found.load_seconds == hits  # a mebibyte per block and second
-    assert found.store_seconds == cell.stored
-    assert found.net_seconds == pytest.approx(found.prefill_seconds - hits - cell.stored)
-
-
-def with_rates(prefill, link=1e12, **more):
-    engine = engine_of(None, None, prefill_rate=prefill, link_bandwidth=link)
-    return advise(WORKLOAD, dataclasses.replace(SETUP, engine=engine, **more))
-
-
-def tokens_per_block_moved(advice, policy):
-    cell = advice.of(policy)
-    return cell.offloaded_tokens / (cell.offloaded_tokens // 512 + cell.stored)
-
-
-def test_a_policy_that_does_not_pay_is_never_recommended(advice):
-    """A rate between the savings per block of two policies leaves one of them out."""
-    ratios = {p: tokens_per_block_moved(advice, p) for p in SETUP.policies}
-    between = sum(sorted(ratios.values())[-2:]) / 2
-    found = with_rates(between, MIB)  # a block is a mebibyte: a second on this link
-    assert ratios[advice.policy] < between
-    assert found.choice.candidates == tuple(p for p in SETUP.policies if ratios[p] > between)
-    assert found.pays is True
-    assert all(choice.policy in choice.candidates for choice in found.choices.values())
-    assert f"{found.policy} is the only policy that pays" in said(found)["Reason"]
-
-
-def test_vllms_default_is_replayed_where_it_is_not_asked_for(advice):
-    found = advise(WORKLOAD, dataclasses.replace(SETUP, policies=("sieve",)))
-    assert found.vllm_default == advice.of("lru")
-    assert found.ranking() == ["sieve"]
-    assert len(found.setup.configurations(10_000)) == 3 * 4
 
 
 def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):

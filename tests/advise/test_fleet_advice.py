@@ -8,11 +8,11 @@ import pytest
 
 from kvoffload.advise import RecordedTrace, advise, engine_of
 from kvoffload.advise.choice import choose_fleet, saving
-from kvoffload.advise.setup import STACK_ROUTERS, Case, FleetTier, Setup
+from kvoffload.advise.setup import FleetTier, Setup
 from kvoffload.replay import replay
 from kvoffload.traces import Request
 
-from .said import said, verdict
+from .said import verdict
 
 pytestmark = pytest.mark.fast
 
@@ -49,29 +49,10 @@ def timed(trace):
     return advise(trace, replace(SETUP, engine=engine, tiers=(None, SHARED)))
 
 
-def test_every_memory_tier_policy_and_router_is_compared_in_that_order():
-    fleets = replace(SETUP, tiers=(None, SHARED)).configurations(1000)
-    routers = ["round-robin", "session", "events"]
-    without, cases = [*fleets][:3], [*fleets][3:]
-    assert without == [Case(0, router=router) for router in routers]
-    assert {fleets[case].host for case in without} == {0}
-    assert len(cases) == 4 * 2 * 2 * 3
-    assert [case.router for case in cases[:3]] == routers
-    assert [case.policy for case in cases[:6:3]] == ["lru", "hit-density"]
-    assert [case.tier for case in cases[:12:6]] == [None, SHARED]
-    assert [fleets[case].host for case in cases[::12]] == [20, 40, 80, 160]
-    assert fleets[cases[6]].tier.slots == 100
-
-
 def test_a_cache_that_holds_everything_is_replayed_once():
     fleets = [*SETUP.configurations(50).values()]
     assert [fleet.host for fleet in fleets[3::6]] == [20, 40, 50, 50]
     assert len(set(fleets)) == 3 + 18
-
-
-def test_stacks_have_the_routers_that_are_compared_by_default():
-    assert set(STACK_ROUTERS) >= {"round-robin", "session", "prefix", "events", "cost"}
-    assert "earliest" not in STACK_ROUTERS
 
 
 def test_a_fleet_is_compared_with_given_memories_and_needs_times_of_arrival():
@@ -109,23 +90,6 @@ def test_it_is_the_same_whoever_computes(trace, timed):
     found = advise(trace, timed.setup, jobs=2, progress=done.append)
     assert found == timed
     assert done == list(range(1, len(timed.rows) + 1))
-
-
-def test_a_fleet_whose_load_is_not_balanced_is_recommended_with_a_warning():
-    one_session = [
-        Request(n, 1024, 1, (*range(60), *range(100 * n + 100, 100 * n + 104)), "same")
-        for n in range(200)
-    ]
-    found = advise(
-        RecordedTrace.of(one_session, arrivals=True), replace(SETUP, routers=("session",))
-    )
-    assert verdict(found).endswith(". The busiest engine computes 2.00 times the mean.")
-    assert "fleets is session" in said(found)["Enough"]  # not those that balance the load
-
-
-def test_without_requests_there_is_no_recommendation():
-    nothing = RecordedTrace.of([], arrivals=True)
-    assert advise(nothing, SETUP).objections == ["the trace has no requests"]
 
 
 def test_more_may_be_needed_only_where_the_most_is_needed_and_does_not_hold_all(trace):

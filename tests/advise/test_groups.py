@@ -11,9 +11,8 @@ from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.remarks import group_remarks
-from kvoffload.advise.retention import retentions, vllm_flag, worth
+from kvoffload.advise.retention import retentions, vllm_flag
 from kvoffload.advise.wording import prompt_text
-from kvoffload.policies import registry
 from kvoffload.replay import (
     Configuration,
     DecodedTrace,
@@ -32,31 +31,11 @@ MIB = 2**20
 LAYOUT = GroupLayout((Group("full", 4, 16), Group("window", 4, 16, 128)), 4096)
 CHUNKS = GroupChunks.of(LAYOUT, 512)  # a slot of 128 KiB
 WORKLOAD = list(Workload(300, seed=3))
-SETUP = Setup(
-    memory=25 * MIB, block_tokens=512, token_bytes=0, policies=registry.names(), groups=CHUNKS
-)
-
-BLOCK = 16
-SHARED, OWN = 4096, 368  # tokens of a prompt: of the system's, and its own
-
-
-def prompts_that_share_a_beginning(count=200):
-    system = tuple(range(SHARED // BLOCK))
-    blocks = OWN // BLOCK
-    for n in range(count):
-        own = range(10_000 + n * blocks, 10_000 + (n + 1) * blocks)
-        yield Request(1000 * n, SHARED + OWN, 1, (*system, *own))
 
 
 @pytest.fixture(scope="module")
 def recorded():
     return RecordedTrace.of(WORKLOAD)
-
-
-def test_memory_is_divided_into_slots():
-    assert SETUP.block_bytes == CHUNKS.slot_bytes == 32 * 4096
-    assert [SETUP.capacity(memory) for memory in SETUP.memories()] == [100, 200, 400, 800]
-    assert (SETUP.counted, SETUP.kept_in) == ("tokens", "slots")
 
 
 def test_a_small_trace_by_hand():
@@ -116,43 +95,6 @@ def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
     assert texts["More memory"].startswith("With 120 KiB it would hit ")
 
 
-@pytest.mark.parametrize(
-    ("kinds", "interval", "junctions", "expected"),
-    [
-        (("full", "chunked"), 0, True, True),
-        (("full", "window"), 0, False, True),
-        (("full", "window"), 64, False, True),
-        (("full", "window"), None, False, True),
-        (("full", "window"), 0, True, False),
-        (("full", "state"), 0, False, True),
-        (("full", "state"), 64, False, False),
-        (("full", "state"), None, False, False),
-        (("full", "state", "window"), 0, True, False),
-    ],
-)
-def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junctions, expected):
-    width = {"window": 32, "chunked": 32}
-    layout = GroupLayout(tuple(Group(kind, 1, 16, width.get(kind, 0)) for kind in kinds), 4096)
-    groups = GroupChunks.of(layout, 16, interval)
-    assert groups.is_bounded(junctions=junctions) is expected
-
-
-def test_a_ceiling_is_that_of_a_cache_without_bounds_where_that_is_lower():
-    """Belady's choice knows nothing of windows."""
-    recorded = RecordedTrace.of(prompts_that_share_a_beginning())
-    groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), BLOCK)
-    found = advise(recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=groups))
-    assert {*found.ceilings.values()} == {0.0}
-    groups = GroupChunks.of(LAYOUT, 512)
-    found = advise(WORKLOAD, Setup(2**31, 512, 0, groups=groups))
-    assert {*found.ceilings.values()} == {found.unbounded}
-    texts = said(replace(found, objections=[]))
-    assert texts["Ceiling"].startswith(
-        f"With any memory no policy can hit more than {found.unbounded:.1%}".replace("%", " %")
-        + " at this retention interval."
-    )
-
-
 def test_without_a_full_group_the_ceiling_is_not_known():
     layout = GroupLayout((Group("window", 4, 16, 1024),), 4096)
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
@@ -171,29 +113,6 @@ def test_no_policy_behind_an_accelerator_exceeds_the_ceilings(recorded, interval
     for memory, ceiling in found.ceilings.items():
         for policy in found.setup.policies:
             assert found.of(policy, memory).hit_ratio <= ceiling
-
-
-def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
-    """What vLLM does silently: the full group has all of it, the window resumes nowhere in it."""
-    recorded = RecordedTrace.of(prompts_that_share_a_beginning())
-    whole = advise(recorded, Setup(64 * MIB, BLOCK, 256, policies=("lru",)))
-    assert whole.of("lru").hit_ratio == pytest.approx(0.913, abs=0.0005)
-    groups = model_shape("gpt-oss-20b").layout()
-    found = advise(
-        recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK))
-    )
-    assert found.of("lru").hit_ratio == found.unbounded == 0
-    assert found.policy is None
-    cells = retentions(recorded, found)
-    assert [cell.interval for cell in cells] == [0, 512, None]
-    assert [round(cell.hit_ratio, 3) for cell in cells] == [0, 0.913, 0.913]
-    assert cells[1].stored < 1.05 * cells[0].stored
-    assert worth(cells, 0) == cells[1]
-    assert worth(cells, 512) is None
-    with_interval = Setup(
-        2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK, 512)
-    )
-    assert advise(recorded, with_interval).of("lru").hit_ratio == cells[1].hit_ratio
 
 
 @pytest.mark.thorough

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.advise import RecordedTrace, Setup, advise
-from kvoffload.advise.findings import capacity_text
 from kvoffload.advise.knee import WORTH, find_knee, knee_configurations, ladder
 from kvoffload.traces import Request, Workload
 
@@ -17,40 +16,6 @@ MIB = 2**20
 def setup(**more):
     """Return a question about blocks of a mebibyte."""
     return Setup(**{"memory": MIB, "block_tokens": 512, "token_bytes": 2048, **more})
-
-
-def test_of_prompts_in_turn_the_knee_is_the_first_size_that_holds_them_all():
-    """Of 50 prompts of 4 blocks over and over, LRU hits nothing with less than 200.
-
-    Single prompts between them fill the memory.
-    """
-    prompts = [tuple(range(4 * n, 4 * n + 4)) for n in range(50)]
-    rows = [
-        prompts[n % 50] if n % 51 else tuple(range(1000 + 4 * n, 1004 + 4 * n)) for n in range(3000)
-    ]
-    recorded = RecordedTrace.of(Request(n, 2048, 1, row) for n, row in enumerate(rows))
-    found = find_knee(recorded, setup(policies=("lru",)))
-    assert (found.memory, found.is_shown) == (256 * MIB, True)
-    assert found.rung.hit_ratio > 0.95
-    for below in (128, 192):
-        rung = next(rung for rung in found.curve if rung.memory == below * MIB)
-        assert rung.hit_ratio == 0
-        assert rung.gain > 0.95
-    assert found.rung.gain < WORTH
-
-
-def test_a_memory_that_the_trace_does_not_fill_is_never_chosen():
-    """The largest memory that evicts early is taken."""
-    prompts = [tuple(range(4 * n, 4 * n + 4)) for n in range(50)]
-    recorded = RecordedTrace.of(Request(n, 2048, 1, prompts[n % 50]) for n in range(1000))
-    found = find_knee(recorded, setup(policies=("lru",)))
-    assert (found.memory, found.is_shown) == (192 * MIB, False)
-    assert (found.rung.hit_ratio, found.rung.gain) == (0, 0.95)
-    for size in range(1, 4):
-        asked = setup(policies=("lru",), memory=size * found.memory // 2)
-        (objection,) = advise(recorded, asked).objections
-        assert ("too short for this memory" in objection) == (size > 2)
-    assert "the trace does not show the knee" in capacity_text(found, setup())
 
 
 @pytest.mark.thorough

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import sys
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -16,10 +15,9 @@ from kvoffload.advise import chart
 from kvoffload.advise.answer import column
 from kvoffload.advise.choice import POLICIES
 from kvoffload.advise.knee import Knee, Rung
-from kvoffload.advise.report import report_html, write_report
+from kvoffload.advise.report import report_html
 from kvoffload.advise.tables import heats, routers
 from kvoffload.advise.units import percent_text
-from kvoffload.errors import MissingExtraError
 from kvoffload.policies import registry
 
 from .pages import (
@@ -101,45 +99,6 @@ def test_foreign_strings_are_text(make):
     assert "49" not in re.findall(r"<h1>.*?</h1>", hostile, re.DOTALL)[0]
 
 
-def test_it_says_what_each_row_is(text):
-    for name in POLICIES:
-        meaning = registry.entry(name).summary.replace("'", "&#39;")
-        assert f"<dt>{name}</dt><dd>{meaning}</dd>" in text
-    assert "<dt>belady</dt>" in text
-    assert "<dt>infinite</dt>" in text
-
-
-def test_without_a_recommendation_there_is_no_configuration():
-    short = page(requests=20)
-    assert "No recommendation" in short
-    assert "CPUOffloadingManager" not in short
-    assert 'href="#table"' in short
-
-
-def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
-    subject, text = fleet_subject(), fleet_page().replace("\u00a0", " ")
-    advice = subject.advice
-    assert text.count('class="heat"') == 4
-    assert text.count(' enough"') == 1
-    for router in routers(subject.advice):
-        assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
-    for rows in heats(subject.advice).values():
-        for results in rows.values():
-            assert len(results) == 5
-            for result in results:
-                assert percent_text(result.saved) in text
-    assert f"<b>{percent_text(advice.result.saved)}</b>" in text
-    assert "cpu_bytes_to_use" in text
-
-
-def test_a_fleet_without_a_recommendation_has_no_configuration():
-    subject = fleet_subject()
-    advice = replace(subject.advice, objections=["no reuse"], unbounded=0.0)
-    text = report_html(replace(subject, advice=advice))
-    assert "Offloading does not pay: no reuse." in text
-    assert 'id="configuration"' not in text
-
-
 def pictures(text):
     """Return the words of each picture of a page, by the width and scheme in which it is shown."""
     found = {}
@@ -182,19 +141,6 @@ def test_a_fleet_has_a_chart_with_a_line_per_router(monkeypatch):
         assert ("linewidth" in line.more) == (router == advice.case.router)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "out.html"
-    path.write_text("before")
-    write_report(subject(), path)
-    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    before = path.read_text(encoding="utf-8")
-    broken = replace(subject(), advice=None)
-    with pytest.raises(AttributeError):
-        write_report(broken, path)
-    assert path.read_text(encoding="utf-8") == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_what_reads_like_the_best_policy_of_a_column_is_bold_and_a_caption_says_so(text):
     for texts, marks in (
         (["55.2 %", "55.2 %", "55.1 %", "60 %"], [True, True, False, False]),
@@ -217,20 +163,47 @@ def test_no_line_ends_within_an_option(make):
     assert ".option { white-space: nowrap; }" in make()
 
 
+def test_it_says_what_each_row_is(text):
+    for name in POLICIES:
+        meaning = registry.entry(name).summary.replace("'", "&#39;")
+        assert f"<dt>{name}</dt><dd>{meaning}</dd>" in text
+    assert "<dt>belady</dt>" in text
+    assert "<dt>infinite</dt>" in text
+
+
+def test_without_a_recommendation_there_is_no_configuration():
+    short = page(requests=20)
+    assert "No recommendation" in short
+    assert "CPUOffloadingManager" not in short
+    assert 'href="#table"' in short
+
+
+def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
+    subject, text = fleet_subject(), fleet_page().replace("\u00a0", " ")
+    advice = subject.advice
+    assert text.count('class="heat"') == 4
+    assert text.count(' enough"') == 1
+    for router in routers(subject.advice):
+        assert text.count(f'<th scope="row">{router}</th>') == 5  # and one of first tokens
+    for rows in heats(subject.advice).values():
+        for results in rows.values():
+            assert len(results) == 5
+            for result in results:
+                assert percent_text(result.saved) in text
+    assert f"<b>{percent_text(advice.result.saved)}</b>" in text
+    assert "cpu_bytes_to_use" in text
+
+
+def test_a_fleet_without_a_recommendation_has_no_configuration():
+    subject = fleet_subject()
+    advice = replace(subject.advice, objections=["no reuse"], unbounded=0.0)
+    text = report_html(replace(subject, advice=advice))
+    assert "Offloading does not pay: no reuse." in text
+    assert 'id="configuration"' not in text
+
+
 def test_a_memory_for_which_nobody_asked_is_not_said_to_be():
     knee = Knee(1, 1, 1, is_shown=False, curve=(Rung(1, "lru", 0.0, 0.0, 0.0),))
     said = pictures(report_html(replace(subject(), knee=knee)))[None][0]
     assert "advised on" in said
     assert "asked for" not in said
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_report(subject(), tmp_path / "absent" / "out.html")
-
-
-@pytest.mark.parametrize("name", ["jinja2", "matplotlib"])
-def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=rf"a report needs {name}: .* 'kvoffload\["):
-        write_report(subject(), tmp_path / "out.html")

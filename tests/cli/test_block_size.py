@@ -1,8 +1,12 @@
 """Tokens per block: those of the trace, or of `--block-tokens` where it does not state them."""
 
+import json
+
 import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
+
+from .conftest import read
 
 pytestmark = pytest.mark.fast
 
@@ -47,23 +51,6 @@ def test_its_origin_is_reported(run):
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_it_has_a_bound(run, command):
-    done = run(command, Workload(3), "--block-tokens", 2**24 + 1)
-    assert (done.code, done.out) == (2, "")
-    assert "16777217 is not in the range 1<=x<=16777216" in done.err
-
-
-def test_advice_says_why_it_is_needed(run):
-    for length, ids, why in (
-        (2**40, (1,), "no block size fits all requests; they have 1,099,511,627,776 tokens per"),
-        (3, (), "no request has a block"),
-    ):
-        done = run("advise", [Request(time, length, 1, ids) for time in range(3)])
-        assert done.code == 2
-        assert f"kvoffload: --block-tokens is needed: {why}" in done.err
-
-
 HEX = "00c0ffee 0badcafe\n00c0ffee\n"
 CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
 
@@ -83,3 +70,24 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
     assert (found["block_tokens"], found["input_tokens"]) == (16, 48)
     (row,) = whole["results"]  # prompts are as long as their blocks
     assert (row["tokens"], row["token_hit_ratio"]) == (48, row["hit_ratio"])
+
+
+def test_a_share_of_the_blocks_is_one_of_the_chunks(kvoffload, tmp_path):
+    """Blocks of 16 tokens, of which a chunk of two has half as many."""
+    config = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "trace.jsonl"
+    write_trace([Request(n, 80, 1, tuple(range(10 * n, 10 * n + 10))) for n in range(10)], path)
+    arguments = ("--model", tmp_path / "config.json", "--capacity", "50%", "--policy", "lru")
+    whole = read(kvoffload, "replay", path, *arguments)
+    assert whole["block_tokens"] == 8
+    assert whole["groups"][0]["chunk_tokens"] == 16
+    assert whole["results"][0]["capacity"] == 100 // 2 // 2

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import kvoffload as library
-from kvoffload.traces import Request, Survey, Trace, Workload, write_trace
+from kvoffload.traces import Request, Trace, Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND
@@ -17,7 +17,9 @@ pytest.importorskip("click", reason="the command needs the cli extra")
 import click
 
 from kvoffload.cli._app import root
+from kvoffload.cli._fields import milliseconds
 from kvoffload.cli._group import SUMMARIES
+from kvoffload.cli.info import duration
 
 COMMANDS = {name: root.get_command(click.Context(root), name) for name in SUMMARIES}
 GROUPS = [name for name, command in COMMANDS.items() if isinstance(command, click.Group)]
@@ -51,12 +53,6 @@ def test_a_group_without_a_subcommand_prints_its_help_as_an_error(kvoffload, gro
     assert done.err == kvoffload(*group, "--help").out
 
 
-def test_the_list_of_commands_has_the_first_lines_of_their_help():
-    for name, command in COMMANDS.items():
-        assert command.name == name
-        assert SUMMARIES[name] == command.short_help == command.help.partition("\n")[0]
-
-
 def test_the_list_of_commands_imports_none_of_them():
     code = (
         "import sys; from kvoffload.cli import main; main(['--help']); main(['--version']); "
@@ -65,19 +61,6 @@ def test_the_list_of_commands_imports_none_of_them():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("columns", [60, 120])
-def test_no_summary_of_a_command_is_cut(kvoffload, columns):
-    for group in ([], ["tier"], ["dashboard"]):
-        done = kvoffload(*group, "--help", COLUMNS=str(columns))
-        assert max(map(len, done.out.splitlines())) <= columns
-        listed = " ".join(done.out.partition("\nCommands:")[2].split())
-        assert "..." not in listed
-        commands = COMMANDS[group[0]].commands if group else COMMANDS
-        for command in commands.values():
-            assert command.help.partition("\n")[0] in listed
 
 
 def test_generate_writes_the_workload(kvoffload, tmp_path):
@@ -90,45 +73,6 @@ def test_generate_writes_the_workload(kvoffload, tmp_path):
         assert list(Trace(tmp_path / name)) == list(Workload(30, seed=4))
 
 
-def test_info_as_table_and_json(kvoffload, tmp_path):
-    path = tmp_path / "t.jsonl"
-    kvoffload("generate", "--requests", 200, "-o", path)
-    survey = Survey.of(Workload(200))
-    whole = kvoffload("info", path, "--json").value
-    kept, sessions = whole.pop("kept"), whole.pop("sessions")
-    assert (whole.pop("breaks"), whole.pop("ideal_hit_ratio_without_breaks")) == ([], None)
-    assert sessions["number"] == len({request.session for request in Workload(200)})
-    assert [one["seconds"] for one in kept] == [60, 120, 300, 600, 1200, 1800, 3600]
-    assert kept[0]["hit_ratio"] < kept[-1]["hit_ratio"] == survey.ideal_hit_ratio
-    assert whole == {
-        "trace": str(path),
-        "files": 1,
-        "id_spaces": 1,
-        "format": "mooncake",
-        "requests": 200,
-        "blocks": survey.blocks,
-        "unique_blocks": survey.unique_blocks,
-        "reuse": survey.blocks / survey.unique_blocks,
-        "block_tokens": 512,
-        "ideal_hit_ratio": survey.ideal_hit_ratio,
-        "seconds": survey.seconds,
-        "input_tokens": survey.input_tokens,
-        "output_tokens": survey.output_tokens,
-        "longest_request_blocks": survey.longest,
-        "bad_lines": 0,
-        "types": {},
-        "most_turns": None,
-        "repeated_ids": survey.chaining.repeated_ids,
-        "unchained_ids": 0,
-        "unchained_requests": 0,
-        "backward_timestamps": 0,
-    }
-    assert kvoffload("info", path, "--json", "--limit", 7).value["requests"] == 7
-    write_trace([Request(0, 16, 1, (1,))], path)
-    whole = kvoffload("info", path, "--json").value
-    assert (whole["sessions"], whole["kept"]) == (None, None)
-
-
 def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
     path, picture = tmp_path / "t.jsonl", tmp_path / "kept.svg"
@@ -138,14 +82,20 @@ def test_info_draws_how_long_blocks_are_worth_keeping(kvoffload, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (0.25, "0.25 s"), (75, "1 min 15 s"), (35_999.6, "10 h 0 min 0 s"),
-     (7_261, "2 h 1 min 1 s")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    from kvoffload.cli.info import duration
-
-    assert duration(seconds) == text
+    ("shown", "text"),
+    [
+        (duration(0.25), "0.25 s"),
+        (duration(75), "1 min 15 s"),
+        (duration(35_999.6), "10 h 0 min 0 s"),
+        (duration(7_261), "2 h 1 min 1 s"),
+        (milliseconds(99_949e-9), "0.0999"),
+        (milliseconds(9_876_543e-9), "9.88"),
+        (milliseconds(98_765_432e-9), "98.8"),
+        (milliseconds(1_234_567_890e-9), "1,235"),
+    ],
+)
+def test_times_have_three_digits_that_count(shown, text):
+    assert shown == text
 
 
 @pytest.mark.parametrize("name", ["esc\x1b[31m\x9b31m\rline\n", "un\udcffdecodable"])
@@ -206,3 +156,9 @@ def test_a_terminal_gets_a_progress_bar_on_standard_error_unless_quiet_or_dumb(q
     assert b"policy" in out
     assert (b"lru, " in shown and b"requests" in shown) is wanted
     assert wanted is (shown != b"")
+
+
+def test_the_list_of_commands_has_the_first_lines_of_their_help():
+    for name, command in COMMANDS.items():
+        assert command.name == name
+        assert SUMMARIES[name] == command.short_help == command.help.partition("\n")[0]

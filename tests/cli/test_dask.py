@@ -110,19 +110,17 @@ def test_a_killed_worker_changes_nothing(kvoffload, trace, cluster) -> None:
     assert json.loads(out) == json.loads(alone.out)
 
 
-def test_fleets_are_those_of_this_machine(kvoffload, trace, cluster) -> None:
+def test_fleets_and_advice_are_those_of_this_machine(kvoffload, trace, cluster) -> None:
     address, _ = cluster
-    arguments = ("fleet", trace, "--engines", "1,3", "--capacity", "2%", "--quiet", "--json")
-    assert kvoffload(*arguments, "--dask", address).out == kvoffload(*arguments, "--jobs", "1").out
-
-
-def test_advice_is_that_of_this_machine(kvoffload, trace, cluster) -> None:
-    address, _ = cluster
-    asked = ("advise", trace, "--capacity", "auto", "--kv-bytes-per-token", "2048", "--quiet")
-    for more in (("--policy", "lru,sieve"), ("--engines", "2", "--router", "session,events")):
-        there = kvoffload(*asked, *more, "--json", "--dask", address)
+    advise = ("advise", trace, "--capacity", "auto", "--kv-bytes-per-token", "2048")
+    for asked in (
+        ("fleet", trace, "--engines", "1,3", "--capacity", "2%"),
+        (*advise, "--policy", "lru,sieve"),
+        (*advise, "--engines", "2", "--router", "session,events"),
+    ):
+        there = kvoffload(*asked, "--quiet", "--json", "--dask", address)
         assert there.code == 0, there.err
-        assert there.out == kvoffload(*asked, *more, "--json", "--jobs", "1").out
+        assert there.out == kvoffload(*asked, "--quiet", "--json", "--jobs", "1").out
 
 
 SWEEP = ("--policy", "lru", "--capacity", "2%,5%", "--quiet")

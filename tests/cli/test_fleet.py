@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import pytest
 
@@ -27,21 +26,6 @@ def fleet(kvoffload, trace):
 def results(done):
     assert done.code == 0, done.err
     return done.value["results"]
-
-
-def test_one_engine_hits_what_a_sweep_and_a_closed_loop_hit(fleet, kvoffload, trace):
-    memory = ("--capacity", "25%", "--policy", "lru,arc,hit-density", "--device-memory", "6")
-    for more in ((), ("--closed-loop", "1000")):
-        alone = kvoffload("sweep", trace, "--quiet", "--jobs", "1", *memory, *more, "--json")
-        loop = (*TIMED, "--closed-loop", "closed") if more else ()
-        every = results(
-            fleet("--engines", "1", "--router", "events,cost", *memory, *loop, "--json")
-        )
-        for sweep in json.loads(alone.out)["results"]:
-            same = [one for one in every if one["policy"] == sweep["policy"]]
-            assert len(same) == 2
-            for one in same:
-                assert one["host_hits"] == sweep["hits"]
 
 
 def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload, trace):

@@ -53,6 +53,23 @@ def prepare(folder: Path) -> None:
         for n in range(40)
     ]
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lengths = {"model": "m", "in": 8, "out": 5, "api_time": 0.25, "stop": "tool_use"}
+    turns = [lengths | {"t": t, "hash_ids": ids} for t, ids in ((0, [1, 2]), (2, [3, 4]))]
+    agent = {"type": "subagent", "t": 1, "agent_id": "a", "requests": turns[1:]}
+    last = lengths | {"t": 5, "in": 12, "hash_ids": [1, 2, 5]}
+    agents = {"id": "s", "block_size": 4, "requests": [turns[0], agent, last]}
+    (folder / "agents.json").write_text(json.dumps(agents))
+    fresh = iter(range(3, 10**6))  # sessions whose rows list only what is new
+    turns = [(320, {"hash_ids": [0, 1, 2]}), *[(178, {"hash_ids": [], "delay": 500.5})] * 6]
+    deltas = [
+        {"session_id": f"s{session}", "input_length": tokens, "output_length": 20}
+        | ({"timestamp": 1000 * session} if not number else {})
+        | more
+        | {"hash_ids": [*more["hash_ids"], *[next(fresh) for _ in range(2 + (number > 0))]]}
+        for session in range(20)
+        for number, (tokens, more) in enumerate(turns)
+    ]
+    (folder / "deltas.jsonl").write_text("\n".join(map(json.dumps, deltas)))
     (folder / "bad.jsonl").write_bytes(b"bad\n" + (folder / "t.jsonl").read_bytes())
     write_trace([Request(0, 0, 1, ())], folder / "noblocks.jsonl")
     picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}

@@ -68,16 +68,6 @@ def test_python_that_nobody_asked_for_is_said_once_on_standard_error() -> None:
         assert f"{VARIABLE}=0 {sys.executable} -m pip install " in line
 
 
-@pytest.mark.thorough
-def test_a_sweep_over_several_processes_says_it_once(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    assert run("generate", "--requests", 60, "-o", trace).returncode == 0
-    done = run("sweep", trace, "--policy", "lru,arc", "--jobs", 2, "--json")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["results"]) > 2
-    assert done.stderr.count("running in Python") == done.stderr.count("\n") == 1
-
-
 @pytest.mark.skipif("compiled" not in AVAILABLE, reason="the extensions are not built")
 def test_compiled_modules_that_cannot_be_imported_are_named() -> None:
     done = run("replay", "--limit", 50, error="ImportError('undefined symbol: kvo_map')")
@@ -87,8 +77,16 @@ def test_compiled_modules_that_cannot_be_imported_are_named() -> None:
     )
 
 
-def test_python_that_was_asked_for_is_not_mentioned() -> None:
-    done = run("replay", "--limit", 50, choice="1")
+@pytest.mark.parametrize(
+    ("arguments", "choice"),
+    [
+        (["replay", "--limit", 50], "1"),
+        (["replay", "--limit", 50, "--quiet"], None),
+        (["generate", "--requests", 5], None),
+    ],
+)
+def test_python_that_was_asked_for_or_drives_no_manager_is_not_mentioned(arguments, choice) -> None:
+    done = run(*arguments, choice=choice)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -117,21 +115,6 @@ def test_without_the_global_lock_compiled_twins_are_refused(twins: object) -> No
             assert done.returncode == 1
             assert line.startswith("ImportError: the compiled implementation needs the global")
             assert f"{VARIABLE}=1" in line
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--version"],
-        ["--help"],
-        ["generate", "--requests", 5],
-        ["replay", "--limit", 50, "--quiet"],
-    ],
-)
-def test_quiet_and_what_drives_no_manager_do_not_mention_it(arguments: list[object]) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

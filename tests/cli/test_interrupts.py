@@ -230,6 +230,7 @@ def test_control_c_while_modules_are_imported_prints_nothing(called, tmp_path):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,  # what is read ahead would be missing in what `communicate` returns
             env=environment,
             preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
         ) as process:

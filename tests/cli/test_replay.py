@@ -3,12 +3,11 @@
 import gzip
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 
 import kvoffload as library
-from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Selection, replay
+from kvoffload.replay import Configuration, GroupChunks, Selection, replay
 from kvoffload.traces import Request, Survey, Workload, write_trace
 
 WORKLOAD = Workload(300, seed=3)
@@ -42,18 +41,48 @@ def expected(requests, policy, capacity, block_tokens=512):
     return {name: getattr(result, name) for name in COUNTED}
 
 
-def test_json_is_one_object_with_what_the_library_counts(kvoffload, trace):
-    done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "100, 400", "--json")
-    whole = done.value
-    assert whole["trace"] == str(trace)
+UNEVEN = [Request(n, 900 - n, 1, (n % 3, 9)) for n in range(30)]  # 450 to 870 tokens a block
+TENTH = Selection(WORKLOAD, limit=100, full_block_tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("written", "replayed", "options", "capacities", "block_tokens"),
+    [
+        (WORKLOAD, WORKLOAD, "--capacity 100 --capacity 400", [100, 400], 512),
+        (None, Workload(200, seed=9), "--limit 200 --seed 9 --capacity 300", [300], 512),
+        (
+            WORKLOAD,
+            TENTH,
+            "--capacity 10% --limit 100 --full-blocks",
+            [Survey.of(TENTH).unique_blocks // 10],
+            512,
+        ),
+        (
+            UNEVEN,
+            Selection(UNEVEN, full_block_tokens=860),
+            "--full-blocks --capacity 50 --block-tokens 860",
+            [50],
+            860,
+        ),
+    ],
+)
+def test_json_is_one_object_with_what_the_library_counts(
+    kvoffload, tmp_path, written, replayed, options, capacities, block_tokens
+):
+    path = tmp_path / "trace.jsonl"
+    if written is not None:
+        write_trace(written, path)
+    source = [] if written is None else [path]
+    whole = kvoffload("replay", *source, *TWO, *options.split(), "--json").value
+    assert whole["trace"] == ("generated, seed 9" if written is None else str(path))
+    assert (whole["block_tokens"], whole["bad_lines"]) == (block_tokens, 0)
+    assert "groups" not in whole
     assert whole["implementation"] == library.IMPLEMENTATION
     assert whole["version"] == library.__version__
-    assert whole["block_tokens"] == 512
-    assert whole["bad_lines"] == 0
     order = [(row["policy"], row["capacity"]) for row in whole["results"]]
-    assert order == [("lru", 100), ("arc", 100), ("lru", 400), ("arc", 400)]
+    assert order == [(policy, size) for size in capacities for policy in ("lru", "arc")]
     for row in whole["results"]:
-        counts = expected(WORKLOAD, row["policy"], row["capacity"])
+        counts = expected(replayed, row["policy"], row["capacity"], block_tokens)
         assert {name: row[name] for name in counts} == counts
         whole_time, p50, p99, most = (row[name] for name in TIMES[:4])
         assert 0 < p50 <= p99 <= most <= whole_time
@@ -67,42 +96,11 @@ def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvofflo
     assert [row["policy"] for row in rows] == ["lru", "hit-density", "belady"]
     hits = [row["hits"] for row in rows]
     assert hits == sorted(hits)
+    assert rows[1]["not_admitted"] > 0
+    assert "admitted" in kvoffload("replay", "--limit", 1000, "--capacity", "2%").out
     loop = kvoffload("replay", "--limit", 100, "--closed-loop", "recorded", "--json")
     assert loop.err == ""
     assert {row["policy"] for row in results(loop)} == {"lru", "hit-density"}  # belady has no loop
-
-
-def test_without_a_trace_it_replays_the_workload(kvoffload):
-    done = kvoffload("replay", *TWO, "--limit", 200, "--seed", 9, "--capacity", 300, "--json")
-    assert done.value["trace"] == "generated, seed 9"
-    for row in results(done):
-        counts = expected(Workload(200, seed=9), row["policy"], 300)
-        assert {name: row[name] for name in counts} == counts
-
-
-def test_a_percentage_is_of_what_is_replayed(kvoffload, trace):
-    done = kvoffload(
-        "replay", *TWO, trace, "--capacity=10%", "--limit=100", "--full-blocks", "--json"
-    )
-    chosen = Selection(WORKLOAD, limit=100, full_block_tokens=512)
-    for row in results(done):
-        assert row["capacity"] == Survey.of(chosen).unique_blocks // 10
-        counts = expected(chosen, row["policy"], row["capacity"])
-        assert {name: row[name] for name in counts} == counts
-
-
-def test_a_block_size_that_is_given_counts(kvoffload, tmp_path):
-    # 450 to 870 tokens per block
-    requests = [Request(n, 900 - n, 1, (n % 3, 9)) for n in range(30)]
-    path = tmp_path / "trace.jsonl"
-    write_trace(requests, path)
-    arguments = ("replay", path, *TWO, "--full-blocks", "--capacity=50", "--json")
-    assert kvoffload(*arguments).value["block_tokens"] == 512
-    done = kvoffload(*arguments, "--block-tokens=860")
-    for row in results(done):
-        chosen = Selection(requests, full_block_tokens=860)
-        assert row["hits"] == expected(chosen, row["policy"], 50, 860)["hits"]
-    assert done.value["block_tokens"] == 860
 
 
 def unsized(tmp_path):
@@ -142,19 +140,6 @@ def test_a_named_pipe_is_read_once_and_replayed_often(kvoffload, trace, tmp_path
     done = kvoffload("replay", *TWO, pipe, "--capacity=10%,100", "--json")
     feeder.join()
     assert len(results(done)) == 4
-
-
-def test_bad_lines_are_counted_when_skipped(kvoffload, tmp_path):
-    path = tmp_path / "t.jsonl"
-    good = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
-    path.write_bytes(good + b"bad\n" + good + b"worse\n")
-    for source, stdin in ((path, b""), ("-", path.read_bytes())):
-        done = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--json", stdin=stdin)
-        assert "note: 2 bad lines skipped" in done.err
-        assert done.value["bad_lines"] == 2
-        assert results(done)[0]["requests"] == 2
-        quiet = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--quiet", stdin=stdin)
-        assert quiet.err == ""
 
 
 def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
@@ -200,32 +185,3 @@ def test_the_lines_above_a_table_fit_the_width_where_a_word_does(kvoffload):
         f"{library.IMPLEMENTATION} implementation",
         "",
     ]
-
-
-def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    from kvoffload.cli._decoding import Decoded
-    from kvoffload.cli._fields import Row
-    from kvoffload.cli._sources import BlockTokens, Source
-    from kvoffload.cli.replay import Replayed
-
-    one = Configuration(host=5)
-    found = replay([Request(0, 16, 1, (1,))], one)
-    for count, is_shown in ((1234, True), (0, False)):
-        row = Row(one, replace(found, not_admitted=count), "5")
-        trace = DecodedTrace.of([Request(0, 16, 1, (1,))])
-        read = Decoded(Source("t", ()), trace, BlockTokens(None, None))
-        Replayed(read, [row]).print()
-        out = capsys.readouterr().out
-        assert ("admitted" in out, "1,234" in out) == (is_shown, is_shown)
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "text"),
-    [(0, "0.0000"), (1_234, "0.0012"), (99_949, "0.0999"), (123_456, "0.123"), (9_876_543, "9.88"),
-     (98_765_432, "98.8"), (1_234_567_890, "1,235")],
-)  # fmt: skip
-def test_milliseconds_have_three_digits_that_count(nanoseconds, text):
-    from kvoffload.cli._fields import milliseconds
-
-    assert milliseconds(nanoseconds / 1e9) == text

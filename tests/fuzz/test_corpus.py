@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,27 +54,6 @@ def test_any_bytes(target: str, data: st.DataObject) -> None:
     assert steps <= MAX_CALLS or target != "calls"
 
 
-def test_the_fuzzer_starts_from_the_corpus_and_adds_nothing_to_it(tmp_path: Path) -> None:
-    """libFuzzer writes into the first folder that it is given."""
-    (tmp_path / "atheris.py").write_text(
-        "from contextlib import nullcontext\n"
-        "instrument_imports = lambda include: nullcontext()\n"
-        "Fuzz = lambda: None\n"
-        "Setup = lambda arguments, run: print(*arguments, sep='\\n')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "config", "-runs=1"],
-        cwd=CORPUS.parents[2],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *others, seeds = done.stdout.split()
-    assert others == ["fuzz", "-runs=1"]
-    assert seeds == "-seed_inputs=" + ",".join(map(str, inputs("config")))
-
-
 def test_the_corpus_reaches_every_policy_and_every_form_of_trace(twins: Twins) -> None:
     from tests.fuzz.calls import POLICIES
     from tests.fuzz.reading import CHOICES, PACKINGS
@@ -101,24 +77,3 @@ def test_the_corpus_reaches_every_log_and_every_option() -> None:
     )
     read = {data[0] % len(READERS) for data in values if run_options(data)}
     assert read == set(range(len(READERS)))
-
-
-def test_the_corpus_reaches_every_kind_of_damage_and_every_number_of_files() -> None:
-    skip_without("slab")
-    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
-    from tests.fuzz.merge import files_of
-    from tests.fuzz.slab import KINDS, Damage
-
-    done: set[str] = set()
-
-    class Watched(Damage):
-        def do(self, kind: int) -> None:
-            done.add(KINDS[kind % len(KINDS)].__name__)
-            super().do(kind)
-
-    for path in inputs("slab"):
-        Watched(path.read_bytes()[3:]).steps()
-    assert done == {kind.__name__ for kind in KINDS}
-    merges = [path.read_bytes() for path in inputs("merge")]
-    assert {len(list(files_of(data))) for data in merges} == {2, 3, 4}
-    assert {data[0] % 2 for data in map(Path.read_bytes, inputs("config"))} == {0, 1}

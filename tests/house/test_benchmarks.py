@@ -1,7 +1,5 @@
-"""The benchmarks import at any commit, and what is kept of their results is what the page says."""
+"""The page has what the benchmarks print, and each ablation is one."""
 
-import ast
-import json
 import re
 import subprocess
 import sys
@@ -15,29 +13,9 @@ pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "asv_benchmarks"
-KEPT = sorted((FOLDER / "results").rglob("*.json"))
 
 if not FOLDER.exists():
     pytest.skip("the benchmarks are not beside the tests", allow_module_level=True)
-
-
-@pytest.mark.parametrize("path", sorted((FOLDER / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
-def test_a_module_imports_nothing_that_a_commit_may_lack(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [name.name for name in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [str(node.module)]
-        else:
-            continue
-        for name in names:
-            assert name.partition(".")[0] in sys.stdlib_module_names, name
-
-
-def test_benchmarks_use_public_names_only() -> None:
-    for path in (FOLDER / "benchmarks").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r'"kvoffload[\w.]*\._|"tests\b', text), path.name
 
 
 def test_the_page_has_the_table_that_its_command_prints() -> None:
@@ -64,14 +42,3 @@ def test_each_ablation_takes_its_rule_out(tmp_path: Path) -> None:
         changes = re.findall(r"[-+]\d\.\d{4}", row)
         assert len(changes) == 4, row
         assert any(map(float, changes)), row
-
-
-def test_results_name_neither_paths_nor_hosts() -> None:
-    assert KEPT
-    for path in KEPT:
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r"/(?:home|root|tmp|work|usr)\b", text), path.name
-        if path.name != "benchmarks.json":
-            assert json.loads(text).get("params", {}).get("machine", path.parent.name) == (
-                path.parent.name
-            )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -39,7 +41,7 @@ OF_TIMES = (
 rows = st.lists(
     st.builds(
         Request,
-        st.sampled_from([0, 0, 1, 1, 2.5, 10, 40, 41, 300]),
+        st.sampled_from([0, 0, 1, 1, 2.5, 0.0000025, 10, 40, 41, 300]),
         st.sampled_from([0, 0, 1, 40, 95]),
         st.integers(0, 9),
         st.lists(st.integers(0, 14), max_size=7, unique=True).map(tuple),
@@ -138,7 +140,15 @@ def compare(requests, fleet):
     assert found.imbalance == (most * fleet.engines / missed if missed else 1)
     ttft, latencies = [row.ttft for row in rows], [row.finish - row.arrival for row in rows]
     assert found.ttft_p95_ns == nearest_rank(ttft, 95)
+    of_rows = [row.missed_tokens for row in rows]
+    assert found.missed_p50 == nearest_rank(of_rows, 50)
+    assert found.missed_p95 == nearest_rank(of_rows, 95)
     if fleet.rate is not None:
+        span = (max(row.finish for row in rows) - min(row.arrival for row in rows)) / 1e9
+        tokens = sum(row.length + row.output for row in rows)
+        assert found.requests_per_second == pytest.approx(len(rows) / span)
+        assert found.tokens_per_second == pytest.approx(tokens / span)
+        assert found.ttft_mean == pytest.approx(sum(ttft) / len(rows) / 1e9)
         assert found.saved == pytest.approx(naive.saved())
         assert found.busy == (None if naive.busy() is None else pytest.approx(naive.busy()))
         assert found.latency_mean == pytest.approx(sum(latencies) / len(requests) / 1e9)
@@ -311,73 +321,13 @@ def test_times_may_be_longer_than_any_clock(loop) -> None:
     else:
         with pytest.raises(TraceError, match=f"^the trace: times must be below {2**63} ns, got "):
             replayed(requests(4 * ages), fleet)
+    with pytest.raises(TraceError, match=f"^the trace: times must be below {2**62} ns, got "):
+        replayed(requests(5 * ages), fleet)
 
 
-def cell(engines, router, policy, host, **more):
-    more |= {"groups": BLOCKS, "link": 50 * 10**9, "tier_link": 10**10}
-    return Configuration(engines=engines, router=router, policy=policy, host=host, **more)
-
-
-# of public traces: `COUNTS`; first token, 95 % within, ns; placement; and the fleet
-CELLS = {
-    "lmcache_agents_64c": {
-        "0 206465 0 589986 36354 0 10569748314 132d1ad5b8ce": cell(
-            1, "events", "lru", 2413, rate=3000
-        ),
-        "24484 49634 0 2707538 105511 0 173960244665 8ab6db3ee4c7": cell(
-            8, "round-robin", "hit-density", 603, device=128, rate=500
-        ),
-        "0 136524 0 1709042 32510 0 22159097154 55d5a656d4a7": cell(
-            8, "session", "arc", 603, rate=500, loop="closed"
-        ),
-        "0 152313 0 1456418 22572 0 122070194308 fa54617d9feb": cell(
-            8, "prefix", "lru", 603, rate=500
-        ),
-        "84464 108621 0 804066 25267 0 12340291929 b3ebbc39c10c": cell(
-            4, "events?lag_ms=1000", "lru", 1206, device=256, rate=1000
-        ),
-        "0 97811 57843 1402962 78309 17634 49067127057 ea042f6c461a": cell(
-            4, "cost?sees=tier", "arc", 603, tier=Tier("shared", 4826), rate=1000
-        ),
-    },
-    "mooncake_conversation": {
-        "0 98324 0 94475728 190176 0 29263824513 688d668f720a": cell(
-            8, "session", "lru", 4569, rate=5000
-        ),
-        "17710 37558 0 116503281 233232 0 12773800000 ed11480a1e87": cell(
-            8, "cost", "lru", 4569, device=512, rate=5000
-        ),
-        "0 58088 41679 93736649 230412 188728 13197084355 c757f95bd37a": cell(
-            8, "scored", "arc", 1142, tier=Tier("shared", 36558), rate=5000
-        ),
-        "0 23407 50650 106888589 265093 214438 8668384355 ae9176cc1a44": cell(
-            4,
-            "earliest?sees=tier&ahead=1",
-            "lru",
-            1142,
-            tier=Tier("private", 9139, "hit-density"),
-            rate=10000,
-        ),
-        "0 14732 66034 103461658 273768 206968 29678737420 3019e6aea3bb": cell(
-            16, "least-loaded", "lru", 571, tier=Tier("shared", 18279), rate=2500, slots=16
-        ),
-    },
-    "weka_cc_a": {
-        "0 1134797 0 1772022069 3248010 0 153783655602 afc80f632564": cell(
-            8, "round-robin", "lru", 1047, rate=10000
-        ),
-        "1700180 2211505 0 350255413 458040 0 34698401874 bfd89fabc174": cell(
-            8, "events", "hit-density", 1047, device=256, rate=10000
-        ),
-        "0 3258173 0 684853557 1127390 0 57802130637 53d5429a7648": cell(
-            8, "sticky", "lru", 1047, rate=10000, loop="closed"
-        ),
-        "0 3145373 0 742607157 1422448 0 0 7760ef2d5928": cell(2, "random", "arc", 4190),
-        "0 3790611 472277 170439477 638004 165727 18773326153 b73929594794": cell(
-            8, "session", "lru", 1047, tier=Tier("private", 4190), rate=10000, slots=8
-        ),
-    },
-}
+CELLS = json.loads(Path(__file__).with_name("fleet_cells.json").read_text(encoding="utf-8"))
+"""Fleets over public traces, each with its `COUNTS`, the 95th percentile of its first tokens,
+ns, and its placement."""
 BLOCK_TOKENS = {"lmcache_agents_64c": 16, "mooncake_conversation": 512, "weka_cc_a": 512}
 TOKEN_BYTES = 262_144
 
@@ -388,7 +338,9 @@ def test_published_cells_are_met(name) -> None:
     trace = DecodedTrace.of(golden.trace(name), arrivals=True)
     size = BLOCK_TOKENS[name]
     groups, replays = GroupChunks.of_blocks(size, block_bytes=size * TOKEN_BYTES), Replays(trace)
-    for expected, one in CELLS[name].items():
-        found = replays.of(replace(one, groups=groups))
+    for one, expected in CELLS[name]:
+        tier = Tier(*one.pop("tier")) if "tier" in one else None
+        links = {"link": 50 * 10**9, "tier_link": 10**10}
+        found = replays.of(Configuration(**one, **links, tier=tier, groups=groups))
         counts = (*(getattr(found, name) for name in COUNTS), found.ttft_p95_ns, found.placement)
         assert " ".join(map(str, counts)) == expected, one

@@ -50,66 +50,61 @@ def of_group(indexes, group: int) -> list[int]:
     return [index.chunk for index in indexes if index.group == group]
 
 
-# -- chunks and the trace --------------------------------------------------------------------------
-
-
-def test_a_chunk_is_a_block_of_the_trace_where_that_is_whole_blocks() -> None:
-    chunks = bound(FULL, WINDOW, block_tokens=64)
-    assert (chunks.blocks_per_chunk, chunks.chunk_tokens) == (4, (64, 64))
-    assert chunks.is_exact
-    assert chunks.slot_bytes == 4 * 393216
-
-
-def test_groups_with_larger_blocks_have_larger_chunks() -> None:
-    chunks = bound(FULL, Group("window", 12, 32, 100))
-    assert (chunks.blocks_per_chunk, chunks.chunk_tokens, chunks.align) == (1, (16, 32), 16)
-
-
-def test_other_blocks_stand_for_chunks() -> None:
-    large = [Group("full", 12, 544), Group("state", 36, 544)]
-    chunks = bound(*large, block_tokens=512)
-    assert not chunks.is_exact
-    assert (chunks.chunk_tokens, chunks.engine_chunk_tokens) == ((512, 512), (544, 544))
-    assert bound(*large, block_tokens=16).chunk_tokens == (544, 544)
-    assert bound(*large, block_tokens=16).is_exact
-    assert bound(*large, block_tokens=4096).blocks_per_chunk == 8
-
-
-def test_no_chunk_is_smaller_than_a_block_of_the_trace() -> None:
-    assert min(bound(FULL, WINDOW, block_tokens=512).chunk_tokens) == 512
+WIDE = Group("window", 12, 32, 100)
 
 
 @pytest.mark.parametrize(
-    ("groups", "block_tokens", "retention", "multiple"),
+    ("groups", "block_tokens", "per_chunk", "chunks", "engine_chunks", "align"),
     [
-        ((FULL, WINDOW), 16, 24, 16),
-        ((FULL, WINDOW), 64, 96, 64),
-        ((FULL, Group("window", 12, 32, 100)), 16, 48, 32),
-        ((FULL, STATE), 64, -64, 64),
+        ((FULL, WINDOW), 64, 4, (64, 64), (64, 64), 64),
+        ((FULL, WIDE), 16, 1, (16, 32), (16, 32), 16),
+        ((FULL, Group("full", 12, 32), WINDOW), 16, 1, (16, 32, 16), (16, 32, 16), None),
+        # blocks that are no chunks stand for those of the engine
+        ((Group("full", 12, 544), Group("state", 36, 544)), 512, 1, (512,) * 2, (544,) * 2, 512),
+        ((Group("full", 12, 544), Group("state", 36, 544)), 16, 1, (544,) * 2, (544,) * 2, 544),
+        (
+            (Group("full", 12, 544), Group("state", 36, 544)),
+            4096,
+            8,
+            (4096,) * 2,
+            (4352,) * 2,
+            4096,
+        ),
+        ((FULL, WINDOW), 512, 32, (512, 512), (512, 512), 512),
+        ((FULL, WINDOW), 2**24, 2**20, (2**24,) * 2, (2**24,) * 2, 2**24),
     ],
 )
-def test_a_retention_that_the_engine_refuses_names_the_number(
-    groups, block_tokens, retention, multiple
+def test_chunks_are_blocks_of_the_trace_or_stand_for_those_of_the_engine(
+    groups, block_tokens, per_chunk, chunks, engine_chunks, align
 ) -> None:
-    with pytest.raises(ValueError, match=f"^retention must be .* multiple of {multiple}, got"):
+    found = bound(*groups, block_tokens=block_tokens)
+    assert (found.blocks_per_chunk, found.chunk_tokens, found.align) == (per_chunk, chunks, align)
+    assert (found.engine_chunk_tokens, found.is_exact) == (engine_chunks, chunks == engine_chunks)
+    assert found.slot_bytes == per_chunk * 393216
+
+
+@pytest.mark.parametrize(
+    ("groups", "block_tokens", "retention", "message"),
+    [
+        ((FULL, WINDOW), 16, 24, "retention must be .* multiple of 16, got"),
+        ((FULL, WINDOW), 64, 96, "retention must be .* multiple of 64, got"),
+        ((FULL, WIDE), 16, 48, "retention must be .* multiple of 32, got"),
+        ((FULL, STATE), 64, -64, "retention must be .* multiple of 64, got"),
+        ((FULL, CHUNKED), 16, 64, ".* no group is a window or a state, got 64"),
+        # a few bytes of a configuration do not ask for a range of 2**40 chunks
+        ((FULL, WINDOW), 2**24 + 1, 0, f"block_tokens must be <= 16777216, got {2**24 + 1}"),
+        ((FULL, WINDOW), 0, 0, "block_tokens must be >= 1, got 0"),
+        (
+            (FULL, Group("window", 12, 2**20, 100)),
+            4096,
+            0,
+            f"block_tokens must give chunks of at most 16777216 tokens, got 4096, .* {2**28}",
+        ),
+    ],
+)
+def test_what_an_engine_refuses_is_named(groups, block_tokens, retention, message) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
         bound(*groups, block_tokens=block_tokens, retention=retention)
-
-
-def test_chunks_have_a_limit() -> None:
-    """A few bytes of a configuration do not ask for a range of 2**40 chunks."""
-    assert bound(FULL, WINDOW, block_tokens=2**24).chunk_tokens == (2**24, 2**24)
-    with pytest.raises(ValueError, match=f"^block_tokens must be <= 16777216, got {2**24 + 1}"):
-        bound(FULL, WINDOW, block_tokens=2**24 + 1)
-    with pytest.raises(ValueError, match=r"^block_tokens must be >= 1, got 0"):
-        bound(FULL, WINDOW, block_tokens=0)
-    rule = f"^block_tokens must give chunks of at most 16777216 tokens, got 4096, .* {2**28}"
-    with pytest.raises(ValueError, match=rule):
-        bound(FULL, Group("window", 12, 2**20, 100), block_tokens=4096)
-
-
-def test_retention_needs_a_window_or_a_state() -> None:
-    with pytest.raises(ValueError, match="no group is a window or a state, got 64"):
-        bound(FULL, CHUNKED, retention=64)
 
 
 def test_the_length_of_a_prompt() -> None:
@@ -119,45 +114,40 @@ def test_the_length_of_a_prompt() -> None:
     assert chunks.length_of(100, 2) == 47  # what is cut off is not there
 
 
-# -- what is stored --------------------------------------------------------------------------------
+ONE_MORE = bound(FULL, Group("window", 12, 16, 49))  # than whole chunks, of which one is not stored
+EIGHT, LAST_THREE = list(range(8)), [4, 5, 6]
 
 
-def test_a_window_is_stored_before_its_resume_points() -> None:
-    (call,) = bound(FULL, WINDOW).offers(128, 0, 0)
-    assert of_group(call, 0) == list(range(8))
-    assert of_group(call, 1) == [4, 5, 6]  # before 112; of 47 tokens
-    (call,) = bound(FULL, WINDOW).offers(128, 0, 0, junction=48)
-    assert of_group(call, 1) == [0, 1, 2, 4, 5, 6]
-    (call,) = bound(FULL, WINDOW, retention=64).offers(130, 0, 0)
-    assert of_group(call, 1) == [1, 2, 3, 5, 6, 7]
-    (call,) = bound(FULL, WINDOW, retention=None).offers(130, 0, 0)
-    assert of_group(call, 1) == list(range(8))
-
-
-def test_a_chunk_of_several_blocks_is_stored_whole() -> None:
-    (call,) = bound(FULL, WINDOW, block_tokens=64).offers(300, 0, 0)
-    assert of_group(call, 1) == [3]  # 48 tokens before 256 lie in the chunk from 192 on
-
-
-def test_full_chunks_of_several_sizes_store_every_chunk_of_a_window() -> None:
-    chunks = bound(FULL, Group("full", 12, 32), WINDOW)
-    assert chunks.align is None
-    (call,) = chunks.offers(128, 0, 0)
-    assert of_group(call, 2) == list(range(8))
-
-
-def test_states_are_offered_step_by_step() -> None:
-    chunks = bound(FULL, STATE)
-    first, second = chunks.offers(40, 0, 0)
-    assert [tuple(index) for index in first] == [(1, 1)]  # after 32 tokens
-    assert of_group(second, 0) == [0, 1]
-    calls = bound(FULL, STATE, retention=None).offers(48, 0, 0)
-    assert [[tuple(index) for index in call] for call in calls] == [
-        [(1, 1)],
-        [(0, 0), (0, 1)],
-        [(1, 2)],
-        [(0, 2)],
-    ]
+@pytest.mark.parametrize(
+    ("chunks", "served", "offered"),
+    [
+        (bound(FULL, WINDOW), (128, 0, 0), [(EIGHT, LAST_THREE)]),  # before 112: 47 tokens
+        (bound(FULL, WINDOW), (128, 0, 0, 48), [(EIGHT, [0, 1, 2, *LAST_THREE])]),  # a junction
+        (bound(FULL, WINDOW, retention=64), (130, 0, 0), [(EIGHT, [1, 2, 3, 5, 6, 7])]),
+        (bound(FULL, WINDOW, retention=None), (130, 0, 0), [(EIGHT, EIGHT)]),
+        # 48 tokens before 256 lie in the chunk from 192 on, which is stored whole
+        (bound(FULL, WINDOW, block_tokens=64), (300, 0, 0), [([0, 1, 2, 3], [3])]),
+        (
+            bound(FULL, Group("full", 12, 32), WINDOW),
+            (128, 0, 0),
+            [(EIGHT, [0, 1, 2, 3], EIGHT)],
+        ),
+        (bound(FULL, WINDOW), (128, 0, 64), [([4, 5, 6, 7], LAST_THREE)]),  # after a load
+        (bound(FULL, WINDOW), (128, 64, 0), [(EIGHT, LAST_THREE)]),  # the accelerator has four
+        (bound(FULL, WINDOW, retention=None), (128, 96, 0), [(EIGHT, [3, 4, 5, 6, 7])]),
+        (bound(FULL, STATE), (40, 0, 0), [([], [1]), ([0, 1], [])]),  # step by step
+        (
+            bound(FULL, STATE, retention=None),
+            (48, 0, 0),
+            [([], [1]), ([0, 1], []), ([], [2]), ([2], [])],
+        ),
+        (ONE_MORE, (129, 0, 0), [(EIGHT, [5, 6, 7])]),
+    ],
+)  # fmt: skip
+def test_what_is_offered(chunks, served, offered) -> None:
+    groups = range(len(chunks.chunk_tokens))
+    calls = chunks.offers(*served)
+    assert [tuple(of_group(call, group) for group in groups) for call in calls] == offered
 
 
 def test_steps_end_where_their_tokens_do() -> None:
@@ -169,79 +159,42 @@ def test_steps_end_where_their_tokens_do() -> None:
     assert [call[0].chunk for call in calls if call[0].group == 1] == [511, 623, 624]
 
 
-def test_after_a_load_is_offered_what_follows() -> None:
-    (call,) = bound(FULL, WINDOW).offers(128, 0, 64)
-    assert of_group(call, 0) == [4, 5, 6, 7]
-    (call,) = bound(FULL, WINDOW).offers(128, 64, 0)
-    assert of_group(call, 0) == list(range(8))  # the accelerator has four of them
+WINDOWS = bound(FULL, Group("window", 12, 16, 64), WINDOW)
 
 
-def test_of_a_window_on_the_accelerator_is_offered_what_it_keeps() -> None:
-    (call,) = bound(FULL, WINDOW, retention=None).offers(128, 96, 0)
-    assert of_group(call, 1) == [3, 4, 5, 6, 7]  # from token 49 on
+@pytest.mark.parametrize(
+    ("chunks", "length", "local", "present", "hit"),
+    [
+        (bound(FULL, FULL), 128, 0, [range(5), range(3)], 48),
+        (bound(FULL, FULL), 128, 0, [range(8), range(8)], 128),
+        (bound(FULL, FULL), 128, 32, [range(2, 5), range(2, 5)], 48),
+        (bound(FULL), 15, 0, [[]], 0),  # shorter than a chunk: the prompt,
+        (bound(FULL), 40, 24, [range(2)], 0),  # what is after the accelerator's,
+        (bound(FULL), 64, 8, [range(1)], 0),  # what is there
+        (bound(FULL, WINDOW), 128, 0, [range(8), range(3, 7)], 112),
+        (bound(FULL, WINDOW), 129, 0, [range(8), range(3, 7)], 112),  # nothing before 128
+        (bound(FULL, WINDOW), 128, 0, [range(8), range(2)], 32),  # it reaches the beginning
+        (ONE_MORE, 129, 0, [range(8), range(5, 8)], 0),
+        (ONE_MORE, 129, 0, [range(8), range(4, 8)], 128),
+        (bound(FULL, STATE), 128, 0, [range(8), range(4, 5)], 80),
+        (bound(FULL, STATE), 128, 0, [range(4), range(4, 5)], 0),
+        # what a later group lowers is asked again: at 64 the wider window has nothing
+        (WINDOWS, 129, 0, [range(8), range(4, 8), range(1, 4)], 0),
+        (WINDOWS, 129, 0, [range(8), range(8), range(1, 4)], 64),
+    ],
+)
+def test_what_is_hit(chunks, length, local, present, hit) -> None:
+    assert chunks.hit(length, local, Has(*enumerate(present))) == hit
 
 
-# -- the hit rule ----------------------------------------------------------------------------------
-
-
-def test_full_groups_hit_what_all_of_them_have() -> None:
-    chunks = bound(FULL, FULL)
-    assert chunks.hit(128, 0, Has((0, range(5)), (1, range(3)))) == 48
-    assert chunks.hit(128, 0, Has((0, range(8)), (1, range(8)))) == 128
-    assert chunks.hit(128, 32, Has((0, range(2, 5)), (1, range(2, 5)))) == 48
-
-
-def test_what_is_shorter_than_a_chunk_is_no_hit() -> None:
-    assert bound(FULL).hit(15, 0, Has()) == 0  # of the prompt
-    assert bound(FULL).hit(40, 24, Has((0, range(2)))) == 0  # after what the accelerator has
-    assert bound(FULL).hit(64, 8, Has((0, range(1)))) == 0  # of what is there
-
-
-def test_a_window_hits_before_the_last_token() -> None:
-    has = Has((0, range(8)), (1, range(3, 7)))
-    assert bound(FULL, WINDOW).hit(128, 0, has) == 112
-    assert bound(FULL, WINDOW).hit(129, 0, has) == 112  # the window before 128 is not there
-
-
-def test_a_window_that_reaches_the_beginning_is_long_enough() -> None:
-    assert bound(FULL, WINDOW).hit(128, 0, Has((0, range(8)), (1, range(2)))) == 32
-
-
-def test_a_window_of_a_chunk_and_a_token_is_stored_one_chunk_short() -> None:
-    """Of 49 tokens over chunks of 16 three are stored and four are asked for."""
-    chunks = bound(FULL, Group("window", 12, 16, 49))
-    (call,) = chunks.offers(129, 0, 0)
-    assert of_group(call, 1) == [5, 6, 7]
-    assert chunks.hit(129, 0, Has((0, range(8)), (1, range(5, 8)))) == 0
-    assert chunks.hit(129, 0, Has((0, range(8)), (1, range(4, 8)))) == 128
-
-
-def test_a_state_hits_where_it_ends() -> None:
-    chunks = bound(FULL, STATE)
-    assert chunks.hit(128, 0, Has((0, range(8)), (1, range(4, 5)))) == 80
-    assert chunks.hit(128, 0, Has((0, range(4)), (1, range(4, 5)))) == 0
-
-
-def test_what_a_later_group_lowers_is_asked_again() -> None:
-    windows = bound(FULL, Group("window", 12, 16, 64), WINDOW)
-    has = Has((0, range(8)), (1, range(4, 8)), (2, range(1, 4)))
-    assert windows.hit(129, 0, has) == 0  # at 64 the wider window has nothing
-    has = Has((0, range(8)), (1, range(8)), (2, range(1, 4)))
-    assert windows.hit(129, 0, has) == 64
-
-
-def test_on_the_accelerator_a_window_that_reaches_the_beginning_is_long_enough() -> None:
-    there = {(0, chunk) for chunk in range(4)} | {(1, 0), (1, 1)}
-    assert bound(FULL, WINDOW).local(65, lambda index: index in there) == (32, 64)
-
-
-def test_a_window_of_one_token_asks_for_its_own_chunk() -> None:
-    there = {(0, chunk) for chunk in range(4)} | {(1, 2)}
-    windows = bound(FULL, Group("window", 12, 16, 1))
-    assert windows.local(65, lambda index: index in there) == (48, 64)
-
-
-def test_chunks_are_left_in_the_order_of_their_last_tokens() -> None:
+@pytest.mark.parametrize(
+    ("window", "there", "found"), [(48, [0, 1], (32, 64)), (1, [2], (48, 64)), (1, [], (0, 64))]
+)
+def test_what_the_accelerator_has(window, there, found) -> None:
+    """A window that reaches the beginning is long enough; one of a token asks for its own chunk."""
+    present = {(0, chunk) for chunk in range(4)} | {(1, chunk) for chunk in there}
+    chunks = bound(FULL, Group("window", 12, 16, window))
+    assert chunks.local(65, lambda index: index in present) == found
     left = bound(FULL, Group("full", 12, 32)).left_on_device(64)
     assert left == [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1)]
 
@@ -249,10 +202,13 @@ def test_chunks_are_left_in_the_order_of_their_last_tokens() -> None:
 def test_what_is_loaded() -> None:
     chunks = bound(FULL, WINDOW, STATE, CHUNKED)
     loaded = chunks.loaded(0, 112)
-    assert of_group(loaded, 0) == list(range(7))
-    assert of_group(loaded, 1) == [4, 5, 6]  # from token 65 on
-    assert of_group(loaded, 2) == [6]
-    assert of_group(loaded, 3) == [4, 5, 6]  # from token 64 on
+    # of the window from token 65 on, of the last group from token 64 on
+    assert [of_group(loaded, group) for group in range(4)] == [
+        list(range(7)),
+        [4, 5, 6],
+        [6],
+        [4, 5, 6],
+    ]
     assert of_group(chunks.loaded(96, 16), 0) == [6]
     assert chunks.loaded(96, 0) == []
 

@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -301,6 +302,12 @@ def test_every_kind_of_replay_hears_the_same() -> None:
             assert replay(trace, one, manager=manager) == heard
             # many sessions end: their room is worth something
             assert heard.hits > without[one].hits
+    timed = DecodedTrace.of(TRACE, hints=HintOptions(told="both", noise=2.7), arrivals=True)
+    policy = HearingLRU(cache_capacity=2000)
+    policy.heard = []
+    loop = Configuration(host=2000, groups=GroupChunks.of_blocks(16), rate=10**6, loop="closed")
+    replay(timed, loop, manager=CPUOffloadingManager(16, 2000, policy))
+    assert Counter(policy.heard) == Counter(calls(TRACE, timed.hints))
     tiers = Configuration(host=60, tier=Tier("private", 200))
     assert replay(trace, tiers).host_hits > replay(silent, tiers).host_hits
 

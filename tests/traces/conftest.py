@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parent
-READ_NOTHING = ("extras", "outputs", "prompts", "request_lines", "returns", "scratch", "survey")
+READ_NOTHING = ("extras", "outputs", "prompts", "request_lines", "survey")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -239,20 +239,6 @@ def test_parts_within_parts_are_read_to_a_depth(tmp_path, holder):
     assert found == sorted(found, reverse=True)
 
 
-def test_parts_without_text_count_as_tokens_that_are_said(tmp_path):
-    picture = {"type": "image_url", "image_url": {"url": "https://x.org/" + "p" * 40}}
-    result = [{"type": "tool_result", "content": [{"type": "image", "source": {"url": "u" * 40}}]}]
-    assert lengths(tmp_path, [picture], result, [{"type": SECRET * 5}]) == [1000] * 3
-    assert lengths(tmp_path, [picture], tokens_per_image=7) == [7]
-    trace = trace_of(
-        tmp_path, {"messages": [message("user", [picture, picture, {"type": SECRET}])]}
-    )
-    list(trace)
-    assert (
-        "count as 1,000 tokens each (--tokens-per-image): 2 image_url, 1 other" in trace.remarks[0]
-    )
-
-
 def test_parts_of_hardly_any_bytes_do_not_multiply_the_input(tmp_path):
     (tokens,) = lengths(tmp_path, [{}] * 100, tokens_per_image=1000)
     assert tokens < 100 * 70
@@ -403,13 +389,6 @@ def test_completions_with_text_or_token_ids(tmp_path):
     (one,) = trace
     assert len(one.hash_ids) == 10
     assert "bytes" not in trace.remarks[0], "the tokens are known"
-
-
-def test_bytes_per_token_and_block_tokens_set_the_size_of_a_block(tmp_path):
-    row = {"prompt": "é" * 500}
-    (one,) = read(tmp_path, row, bytes_per_token=3, block_tokens=7)
-    assert (one.input_length, len(one.hash_ids)) == (333, 47)
-    assert Survey.of([one]).block_lengths.fits(7)
 
 
 @pytest.mark.parametrize(

@@ -29,23 +29,6 @@ def times(trace):
     return [request.timestamp for request in trace]
 
 
-def test_files_are_merged_by_time_and_keep_their_order(tmp_path):
-    for name, stamps in (("a.jsonl", (0, 5, 5, 9)), ("b.jsonl.gz", (1, 5, 7))):
-        write_trace([Request(t, 1, 1, (n,)) for n, t in enumerate(stamps)], tmp_path / name)
-    files = trace_files([str(tmp_path)])
-    merged = MergedTrace(files)
-    for _ in range(2):
-        assert times(merged) == [0, 1, 5, 5, 5, 7, 9]
-        assert [divmod(r.hash_ids[0], 2)[::-1] for r in merged] == [
-            (0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2), (0, 3),
-        ]  # fmt: skip
-    assert merged.name == f"{files[0]} and 1 more"
-    assert (merged.format, merged.bad_lines) == ("mooncake", 0)
-    for name, stamps in (("a.jsonl", (8, 2, 9)), ("b.jsonl.gz", (1, 5, 9))):
-        write_trace([Request(t, 1, 1, ()) for t in stamps], tmp_path / name)
-    assert times(merged) == [1, 5, 8, 2, 9, 9], "a file whose times go back keeps its order"
-
-
 def test_files_with_times_of_a_clock_are_placed_by_it_and_formats_are_named(tmp_path):
     (tmp_path / "1.jsonl").write_text(lookup(1000.5) + lookup(1002.5))
     (tmp_path / "2.jsonl").write_text(lookup(1000) + lookup(1001) + lookup(1004))
@@ -80,14 +63,6 @@ def test_ids_that_number_the_blocks_of_a_file_are_no_other_files(tmp_path):
     assert [r.hash_ids for r in MergedTrace(paths[:1])] == [r.hash_ids for r in Trace(paths[0])]
 
 
-def test_the_parts_of_one_trace_are_that_trace_again(tmp_path):
-    whole = list(Workload(60))
-    for name, part in (("1.jsonl", whole[:30]), ("2.jsonl", whole[30:])):
-        write_trace(part, tmp_path / name)
-    merged = MergedTrace(trace_files([str(tmp_path)]), same_ids=True)
-    assert sorted(merged, key=whole.index) == whole
-
-
 def test_ids_up_to_the_largest_stay_apart_and_valid(tmp_path):
     most = 2**64
     ids = (0, 1, most // 3 - 1, most // 3, most // 3 + 1, most // 2, most - 2, most - 1)
@@ -96,14 +71,6 @@ def test_ids_up_to_the_largest_stay_apart_and_valid(tmp_path):
     requests = list(MergedTrace(trace_files([str(tmp_path)])))
     assert len({hash_id for request in requests for hash_id in request.hash_ids}) == 3 * len(ids)
     assert all(0 <= hash_id < most for request in requests for hash_id in request.hash_ids)
-
-
-def test_sessions_are_apart_where_ids_are(tmp_path):
-    for name in "ab":
-        write_trace([Request(0, 1, 1, (7,), "1"), Request(0, 1, 1, (8,))], tmp_path / f"{name}.gz")
-    files = trace_files([str(tmp_path)])
-    assert [r.session for r in MergedTrace(files)] == ["0:1", None, "1:1", None]
-    assert {r.session for r in MergedTrace(files, same_ids=True)} == {"1", None}
 
 
 def test_hashes_are_one_space_by_nature(tmp_path):
@@ -230,3 +197,11 @@ def test_bytes_per_chunk_are_read_where_a_log_has_them(tmp_path, more, size):
     path.write_text(lookup(1, **more) + lookup(2, shapes=[[1]], dtypes=["int8"]))
     list(trace)
     assert trace.block_bytes is None
+
+
+def test_sessions_are_apart_where_ids_are(tmp_path):
+    for name in "ab":
+        write_trace([Request(0, 1, 1, (7,), "1"), Request(0, 1, 1, (8,))], tmp_path / f"{name}.gz")
+    files = trace_files([str(tmp_path)])
+    assert [r.session for r in MergedTrace(files)] == ["0:1", None, "1:1", None]
+    assert {r.session for r in MergedTrace(files, same_ids=True)} == {"1", None}

@@ -35,20 +35,6 @@ def read(tmp_path, *rows, skip_bad=False):
     return requests
 
 
-def test_a_prompt_is_the_one_before_its_answer_and_what_is_new(tmp_path):
-    first, other, second, third = read(
-        tmp_path,
-        row("a", 6, 3, [1, 2]),
-        row("b", 6, 9, [1, 2]),
-        row("a", 5, 0, [3, 4]),
-        row("a", 0, 1, []),
-    )
-    assert [one.input_length for one in (first, second, third)] == [6, 6 + 3 + 5, 14]
-    assert [len(one.hash_ids) for one in (first, second, third)] == [1, 3, 3]
-    assert second.hash_ids[:1] == first.hash_ids == other.hash_ids
-    assert third.hash_ids == second.hash_ids
-
-
 def token_prompts(rows):
     """The prompts of rows, token by token."""
     prompts, whole = [], {}

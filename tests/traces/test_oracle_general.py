@@ -16,9 +16,7 @@ from kvoffload.traces import (
     Request,
     Trace,
     TraceError,
-    Workload,
     oracle_general,
-    write_trace,
 )
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.merged import trace_files
@@ -84,24 +82,6 @@ def test_each_record_is_a_request_of_one_block(tmp_path, pack):
     assert list(named) == REQUESTS
 
 
-def test_names_of_these_traces():
-    ends = ("", ".bin", ".zst", ".bin.zst", ".gz")
-    assert all(is_named_oracle_general(f"w.oracleGeneral{end}") for end in ends)
-    others = ("w.oracleGeneral.jsonl", "oracleGeneral", "w.oracleGeneral/trace", "w.bin", "w.zst")
-    assert not any(map(is_named_oracle_general, others))
-
-
-def test_bytes_alone_are_never_taken_for_records(tmp_path):
-    with pytest.raises(TraceError, match="must be a JSON object"):
-        list(Trace(written(tmp_path, packed(ACCESSES), "w.bin")))
-
-
-def test_a_given_format_counts_more_than_the_name(tmp_path):
-    path = tmp_path / "w.oracleGeneral"
-    write_trace(Workload(3), path)
-    assert list(Trace(path, format="mooncake")) == list(Workload(3))
-
-
 @pytest.mark.parametrize("first", [0x1F8B, 0xFEFF, 0xFFFE])
 def test_times_that_look_like_the_start_of_another_file(tmp_path, first):
     time = int.from_bytes(first.to_bytes(2, "big"), "little")
@@ -152,10 +132,6 @@ def test_files_share_their_objects_and_lie_in_a_folder(tmp_path):
     assert (trace.format, trace.id_spaces) == ("oracle-general", 1)
 
 
-def test_nothing_is_written_of_nothing():
-    assert records_of([]) == records_of([Request(0, 1, 1, ())]) == []
-
-
 @pytest.mark.parametrize("timestamp", [-1, 1000 * 2**32, 1e18])
 def test_times_that_a_record_cannot_hold_are_refused(timestamp):
     stream = io.BytesIO()
@@ -191,3 +167,10 @@ def test_what_is_written_is_what_looking_ahead_finds_and_is_read_again(
             path = written(tmp_path_factory.mktemp("written"), packed(records))
             ids = [hash_id for request in requests for hash_id in request.hash_ids]
             assert [request.hash_ids for request in Trace(path)] == [(each,) for each in ids]
+
+
+def test_names_of_these_traces():
+    ends = ("", ".bin", ".zst", ".bin.zst", ".gz")
+    assert all(is_named_oracle_general(f"w.oracleGeneral{end}") for end in ends)
+    others = ("w.oracleGeneral.jsonl", "oracleGeneral", "w.oracleGeneral/trace", "w.bin", "w.zst")
+    assert not any(map(is_named_oracle_general, others))

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import pickle
+import random
 import signal
 import stat
 import subprocess
@@ -18,15 +19,17 @@ import time
 import warnings
 import weakref
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from kvoffload import CPUOffloadingManager, Hints, OffloadingManager, RequestFinishedError
+from kvoffload import CPUOffloadingManager, Hints, OffloadingManager
 from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
 from tests.blocks import METHODS
+from tests.observation import attempt, observe
 
 pytestmark = pytest.mark.thorough
 
@@ -72,134 +75,84 @@ def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     assert original.evicted > 0
 
 
-@pytest.mark.parametrize(
-    ("hints", "expect", "ends"),
-    [
-        (None, None, False),
-        (Hints(), None, False),
-        (Hints(source="somebody"), None, False),
-        (Hints(ends=True), None, True),
-        (Hints(expect_s=2.5), 2500, False),
-        (Hints(expect_s=3, ends=True, source="somebody"), 3000, True),
-        (Hints(expect_s=1.2345), 1234, False),
-        (Hints(expect_s=1e-9), 1, False),
-        (Hints(expect_s=1e308), 2**53, False),
-        (Hints(expect_s=10**300), 2**53, False),
-    ],
-)
-def test_what_a_client_says_at_the_begin_is_in_the_row(path, hints, expect, ends):
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        with recorder.begin(HASHES[:3], hints=hints) as request:
-            assert request.lookup() == 0
-            request.lookup(1)
-        recorder.lookup(HASHES[:3])
-    first, later_part, plain = Trace(path)
-    assert [(r.expect, r.ends) for r in (first, later_part)] == [(expect, ends)] * 2
-    assert (plain.expect, plain.ends, plain.session) == (None, False, None)
-    assert first.hash_ids == plain.hash_ids
-    assert later_part.hash_ids == plain.hash_ids[1:]
-    assert {name for row in rows(path) for name in row} <= {
-        *("timestamp", "input_length", "output_length", "hash_ids"),
-        *(("expect",) if expect else ()),
-        *(("ends",) if ends else ()),
-    }
+FORMS = [None, tuple, iter, lambda hashes: (one for one in hashes), dict.fromkeys]
+REFUSED = [5, b"abc", "abc", [b""], ["text"], [bytearray(b"b"), b"a"], [b"a", 3]]
+SAID = {
+    None: (None, False),
+    Hints(): (None, False),
+    Hints(source="somebody"): (None, False),
+    Hints(ends=True): (None, True),
+    Hints(expect_s=2.5): (2500, False),
+    Hints(expect_s=3, ends=True, source="somebody"): (3000, True),
+    Hints(expect_s=1.2345): (1234, False),
+    Hints(expect_s=1e-9): (1, False),
+    Hints(expect_s=1e308): (2**53, False),
+}
+"""Hints, and what a row has of them: `expect` and `ends`."""
 
 
-def test_what_a_client_says_at_the_end_only_is_not_in_the_row(path):
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        for told in (None, Hints(expect_s=2.5)):
-            request = recorder.begin(HASHES[:3], hints=told)
-            request.lookup()
-            request.finish(hints=Hints(ends=True))
-    assert [(r.expect, r.ends) for r in Trace(path)] == [(None, False), (2500, False)]
+@pytest.mark.parametrize("block_tokens", [None, 7])
+def test_a_recorder_does_what_its_manager_does_and_each_lookup_is_a_row(path, seed, block_tokens):
+    dice = random.Random(seed)
+    managers = [CPUOffloadingManager(48, 9, enable_events=True) for _ in range(2)]
+    wanted, requests, now = [], [], time.monotonic_ns
+    earliest = now()
+    with TraceRecorder(managers[0], path, block_tokens=block_tokens) as recorder:
+        both, latest = (recorder, managers[1]), now()
 
+        def same(of, method, *arguments, form=None):
+            before = now()
+            one, other = (attempt(each, method, *arguments, form=form) for each in of)
+            assert one == other, (method, arguments)
+            return one[0] == "returned", (before - latest, now() - earliest)
 
-def refusal(call, *arguments, **options):
-    """Return the type and the message of the error of a call."""
-    with pytest.raises((TypeError, ValueError)) as caught:
-        call(*arguments, **options)
-    return type(caught.value), str(caught.value)
-
-
-def test_hints_that_are_none_are_refused_by_a_recorder_as_by_its_manager(path):
-    manager = CPUOffloadingManager(16, 9)
-    with TraceRecorder(manager, path) as recorder:
-        for options in ({"hints": 5}, {"now": "now"}, {"now": float("nan"), "hints": Hints()}):
-            shown = [refusal(each.begin, HASHES, **options) for each in (recorder, manager)]
-            assert shown[0] == shown[1]
-        with recorder.begin(HASHES[:3], hints=Hints(ends=True)) as request:
-            pass
-        with pytest.raises(RequestFinishedError):
-            request.lookup()
-    with pytest.raises(TraceError, match="got an empty file"):
-        recorded(path)
-
-
-def test_times_and_lengths(path):
-    with TraceRecorder(CPUOffloadingManager(48, 9), path) as recorder:
-        recorder.lookup(HASHES[:3])
-        time.sleep(0.05)
-        recorder.lookup([])
-        recorder.lookup(HASHES[:1])
-    first, empty, last = Trace(path)
-    assert [r.input_length for r in (first, empty, last)] == [144, 0, 48]
-    assert empty.hash_ids == ()
-    assert last.hash_ids == first.hash_ids[:1]
-    assert 50 <= empty.timestamp - first.timestamp < 5000
-    with TraceRecorder(CPUOffloadingManager(48, 9), path, block_tokens=7) as recorder:
-        recorder.lookup(HASHES[:3])
-    assert [request.input_length for request in Trace(path)] == [21]
-
-
-def test_every_call_is_passed_on_and_comes_back(path):
-    plain = CPUOffloadingManager(16, 4, enable_events=True)
-    with TraceRecorder(CPUOffloadingManager(16, 4, enable_events=True), path) as recorder:
-        for manager in (plain, recorder):
-            stored = manager.prepare_store(HASHES[:3])
-            assert stored.block_hashes_to_store == HASHES[:3]
-            manager.complete_store(HASHES[:2])
-            manager.complete_store(HASHES[2:3], success=False)
-            assert manager.lookup(HASHES) == 2
-            assert manager.prepare_load(HASHES[:2]).block_ids.tolist() == [0, 1]
-            manager.complete_load(HASHES[:2])
-            manager.touch(HASHES[1:2])
-        assert recorder.stats() == plain.stats()
-        assert list(recorder.take_events()) != []
-        assert len(recorder) == len(plain) == 2
-        assert HASHES[0] in recorder
-        assert HASHES[3] not in recorder
-        assert recorder.block_size == 16
-        assert list(recorder.policy.blocks) == list(plain.policy.blocks)
-        with pytest.raises(AttributeError):
-            _ = recorder.nothing
-
-
-@pytest.mark.parametrize(
-    "batch", [5, b"abc", "abc", [b""], ["text"], [bytearray(b"b"), b"a"], [b"a", 3]]
-)
-def test_what_the_manager_refuses_is_refused_alike_and_not_recorded(path, batch):
-    manager = CPUOffloadingManager(16, 9)
-    with TraceRecorder(manager, path) as recorder:
-        shown = [
-            refusal(each.lookup, iter(batch) if batch == [b"a", 3] else batch)
-            for each in (recorder, manager)
-        ]
-        assert shown[0] == shown[1]
-        recorder.lookup([b"good"])
-    assert len(recorded(path)) == 1
-
-
-@pytest.mark.parametrize("make", [list, tuple, iter, lambda h: (x for x in h), dict.fromkeys])
-def test_any_iterable_is_a_request_and_may_be_changed_after_the_call(path, make):
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.prepare_store(HASHES[:2])
-        recorder.complete_store(HASHES[:2])
-        batch = make(HASHES[:3])
-        assert recorder.lookup(batch) == 2
-        if make is list:
-            batch.clear()
-    (ids,) = recorded(path)
-    assert len(set(ids)) == 3
+        for _ in range(600):
+            batch, hints = dice.sample(HASHES, dice.randint(0, 8)), dice.choice([*SAID])
+            kept = tuple(batch)
+            call = dice.choice(["lookup", "part", "begin", "finish", "wrong", *METHODS])
+            if call in METHODS:
+                returned, when = same(both, call, batch, form=dice.choice(FORMS))
+                batch.clear()  # a recorder keeps nothing of a caller's list
+                if call == "lookup" and returned:
+                    wanted.append((kept, None, when))
+            elif call == "begin":
+                pair = [each.begin(batch, hints=hints) for each in both]
+                requests.append((pair, kept, hints))
+            elif call == "part" and requests:
+                pair, kept, hints = dice.choice(requests)
+                first = dice.randint(0, len(kept))
+                returned, when = same(pair, "lookup", first)
+                if returned:
+                    wanted.append((kept[first:], hints, when))
+            elif call == "finish" and requests:
+                for request in dice.choice(requests)[0]:
+                    request.finish(hints=Hints(ends=True))  # too late for the row
+            elif call == "wrong":
+                odd = dice.choice(REFUSED)
+                returned, _ = same(both, "lookup", odd, form=iter if odd == [b"a", 3] else None)
+                assert not returned
+                same(both, "begin", odd)
+                for more in ({"hints": 5}, {"now": "now"}, {"now": float("nan"), "hints": Hints()}):
+                    same([partial(each.begin, HASHES, **more) for each in both], "__call__")
+                same(both, "take_events")
+            assert [HASHES[0] in each for each in both].count(True) != 1
+        assert observe(managers[0]) == observe(managers[1])
+        assert (recorder.stats(), len(recorder)) == (managers[1].stats(), len(managers[1]))
+        assert (recorder.block_size, recorder.policy) == (48, managers[0].policy)
+    recorder.close()
+    assert recorder.lookup(HASHES) == managers[1].lookup(HASHES), "after the end, too"
+    ids, tokens = {}, block_tokens or 48
+    for row, (hashes, hints, (before, after)) in zip(rows(path), wanted, strict=True):
+        assert [
+            ids.setdefault(key, one) for key, one in zip(hashes, row["hash_ids"], strict=True)
+        ] == row["hash_ids"]
+        assert row["input_length"] == tokens * len(hashes)
+        assert (row.get("expect"), row.get("ends", False)) == SAID[hints]
+        assert before // 10**6 <= row["timestamp"] <= after // 10**6
+        named = {"timestamp", "input_length", "output_length", "hash_ids", "expect", "ends"}
+        assert row.keys() <= named
+    assert len(set(ids.values())) == len(ids) == 8
+    assert recorder.log.dropped_requests == 0
 
 
 def test_ids_are_salted_anew_and_hold_nothing_of_the_hash(path, tmp_path):
@@ -380,18 +333,6 @@ def test_a_recorder_is_true_where_its_manager_is(path):
         assert bool(recorder) is bool(recorder.manager)
 
 
-def test_a_recorder_is_a_manager_and_has_all_that_its_manager_has(path):
-    manager = CPUOffloadingManager(16, 9)
-    with TraceRecorder(manager, path) as recorder:
-        assert isinstance(recorder, OffloadingManager)
-        for name in dir(manager):
-            if not name.startswith("_"):
-                assert hasattr(recorder, name), name
-        assert recorder.policy is manager.policy
-        recorder.reset_cache()
-        assert list(recorder.take_events()) == []
-
-
 @pytest.mark.parametrize("copy", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_recorder_is_neither_copied_nor_pickled(path, copy):
     with (
@@ -494,17 +435,6 @@ def test_the_end_of_a_block_closes_the_log(path):
     assert [len(ids) for ids in recorded(path)] == [8]
 
 
-def test_after_close_the_manager_goes_on(path):
-    recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
-    recorder.lookup(HASHES)
-    recorder.close()
-    recorder.close()
-    recorder.prepare_store(HASHES)
-    recorder.complete_store(HASHES)
-    assert recorder.lookup(HASHES) == 8
-    assert len(recorded(path)) == 1
-
-
 ANY, INTEGER = CPUOffloadingManager(16, 9), "must be an integer, got "
 
 
@@ -551,7 +481,7 @@ def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeyp
     whole, expected = path.read_bytes(), recorded(path)
     assert len(expected) == 60
     readable = 0
-    for length in range(1200, len(whole) + 1, 7):
+    for length in range(len(whole) - 900, len(whole) + 1):  # a frame begins among them
         path.write_bytes(whole[:length])
         found = recorded(path)
         assert found == expected[: len(found)]
@@ -714,16 +644,3 @@ def test_a_handler_of_the_log_that_raises_reaches_nobody(path, monkeypatch, hand
         assert recorder.lookup(HASHES) == 8
     assert len(seen) == 2
     assert {thread for _, thread in seen} == {"kvoffload-recorder"}, "not the engine's"
-
-
-def test_a_fault_of_the_last_frame_is_reported_when_closing(path, monkeypatch, caplog):
-    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
-
-    def full(file, data):
-        raise OSError(28, "No space left on device")
-
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(HASHES)
-        monkeypatch.setattr(request_log.os, "write", full)
-    (record,) = caplog.records
-    assert record.message == f"{path}: recording stopped: [Errno 28] No space left on device"

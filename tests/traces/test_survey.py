@@ -1,5 +1,8 @@
-"""The survey of a trace, exact against a count with sets."""
+"""The survey of a trace, and when blocks return, against the same counted naively."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable
 
 import pytest
@@ -91,28 +94,6 @@ def test_the_block_size_that_is_chosen(rows, best, fitting):
     assert (sizes.best(), str(sizes)) == (best, fitting)
 
 
-def test_counts_the_rest():
-    requests = [
-        Request(500, 1000, 7, (0, 1)),
-        Request(100, 600, 1, (0, 2)),
-        Request(900, 0, 2, ()),
-    ]
-    survey = Survey.of(requests)
-    assert (survey.requests, survey.blocks, survey.unique_blocks, survey.ideal_hits) == (3, 4, 3, 1)
-    assert (survey.input_tokens, survey.output_tokens, survey.longest) == (1600, 10, 2)
-    assert (survey.first, survey.last, survey.seconds) == (100, 900, 0.8)
-    times = [0, 5, 5, 3, 4, 10, 1.5, 1.5]
-    back = Survey.of((Request(time, 1, 1, (1,)) for time in times), unique=False)
-    assert (back.backwards, back.farthest_back) == (2, 8.5)
-    assert survey.ideal_hit_ratio == 0.25
-    assert survey.block_tokens == 512
-
-
-def test_of_nothing_is_empty():
-    survey = Survey.of([])
-    assert (survey.requests, survey.ideal_hit_ratio, survey.seconds) == (0, 0.0, 0.0)
-
-
 def test_without_unique_blocks_they_are_none():
     survey = Survey.of(Workload(20), unique=False)
     assert survey.blocks > 0
@@ -124,3 +105,37 @@ def test_progress_is_reported_now_and_then():
     reported: list[int] = []
     Survey.of(Workload(600), progress=reported.append)
     assert reported == [256, 512]
+
+
+PROMPTS = st.lists(st.integers(0, 6), max_size=5, unique=True).map(tuple)
+ROWS = st.lists(st.tuples(st.integers(0, 40), PROMPTS), max_size=30)
+
+
+def kept_hits(rows, seconds):
+    """Return the hits of a cache that keeps blocks so long, counted by its definition."""
+    used, hits = {}, 0
+    for now, ids in rows:
+        for hash_id in ids:
+            if now - used.get(hash_id, -math.inf) > seconds:
+                break
+            hits += 1
+        used.update(dict.fromkeys(ids, now))
+    return hits
+
+
+@given(rows=ROWS, batch=st.sampled_from([1, 30, 1000]))
+def test_kept_blocks_hit_as_counted_naively(rows, batch):
+    rows = sorted(rows, key=lambda row: row[0])
+    returns = Returns(blocks=KeptCounter((1, 5, 20)), batch=batch)
+    for now, ids in rows:
+        returns.add(Request(1000 * now, 0, 0, ids))
+    returns.finish()
+    counter = returns.blocks
+    assert counter.hits == [kept_hits(rows, seconds) for seconds in counter.seconds]
+    assert counter.blocks == sum(len(ids) for _, ids in rows)
+
+
+def test_a_trace_without_requests_has_no_hits():
+    returns = Returns()
+    returns.finish()
+    assert returns.blocks.ratios == [0.0] * 7
