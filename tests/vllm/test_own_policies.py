@@ -10,10 +10,7 @@ import pytest
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.conftest import SEED
-from tests.vllm.pair import Pair
 from tests.vllm.requests import key
-from tests.vllm.sequences import Drawn, Sequence
 from tests.vllm.watched import Request
 
 OWN = [name for name in registry.names() if name not in ("lru", "arc")]
@@ -29,17 +26,6 @@ def run(manager, keys, load_own=False):
         manager.complete_load(output.keys_to_store, request.context)
     request.finish()
     return output.evicted_keys
-
-
-@pytest.mark.parametrize("cache_policy", OWN)
-def test_random_sequences_keep_every_invariant_and_repeat(cache_policy):
-    for number in range(40):
-        drawn = Drawn(SEED + number)
-        num_chunks = drawn.shape.num_chunks
-        managers = [
-            KVOffloadManager(num_chunks, cache_policy, enable_events=True) for _ in range(2)
-        ]
-        Sequence(Pair(*managers, drawn.keys), drawn).run(150)
 
 
 def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():
