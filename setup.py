@@ -12,10 +12,7 @@ KVOFFLOAD_DEBUG
     ``1``: assertions, bounds checks and debug symbols.
 KVOFFLOAD_SANITIZE
     sanitizers for the C compiler, such as ``address,undefined``.
-KVOFFLOAD_LINETRACE
-    ``1``: line events for coverage of the .pyx files, and gcov's counters, which see .pxd and .h
-    files too.
-    Under any of these three, tests can have allocations refused.
+    Under either of these two, tests can have allocations refused.
 KVOFFLOAD_PORTABLE
     ``1``: the plain C path that other processors than x86-64 take.
 
@@ -42,7 +39,6 @@ CHOICE = os.environ.get("KVOFFLOAD_PURE_PYTHON", "")
 DEBUG = os.environ.get("KVOFFLOAD_DEBUG", "") not in ("", "0")
 SANITIZE = os.environ.get("KVOFFLOAD_SANITIZE", "")
 PORTABLE = os.environ.get("KVOFFLOAD_PORTABLE", "") not in ("", "0")
-LINETRACE = os.environ.get("KVOFFLOAD_LINETRACE", "") not in ("", "0")
 
 CYTHON = "kvoffload._core._cython"
 """What Cython adds for memoryviews, once for all extensions; each with its own took 40 % longer."""
@@ -56,7 +52,6 @@ DIRECTIVES = {
     "initializedcheck": DEBUG,
     "nonecheck": DEBUG,
     "cdivision": True,
-    "linetrace": LINETRACE,
 }
 
 
@@ -79,8 +74,6 @@ def compile_args() -> list[str]:
     """Return the compiler's flags; none ties a wheel to one machine."""
     # A contracted multiply-add rounds once where Python rounds twice; the twins must agree.
     args = ["-ffp-contract=off"]
-    if LINETRACE:
-        return [*args, "-O0", "--coverage"]
     # Python passes its own -g on; without debug symbols the compiler takes a fifth less.
     args += ["-O1", "-g", "-fno-omit-frame-pointer"] if DEBUG or SANITIZE else ["-O3", "-g0"]
     if SANITIZE:
@@ -90,8 +83,6 @@ def compile_args() -> list[str]:
 
 def link_args() -> list[str]:
     """Return the linker's flags: the runtime of what the compiler put in."""
-    if LINETRACE:
-        return ["--coverage"]
     return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
 
 
@@ -112,10 +103,8 @@ def extensions() -> list[Extension]:
         macros.append(("KVOFFLOAD_DEBUG", "1"))
     if PORTABLE:
         macros.append(("KVOFFLOAD_PORTABLE", "1"))
-    if DEBUG or SANITIZE or LINETRACE:  # builds that are for tests only
+    if DEBUG or SANITIZE:  # builds that are for tests only
         macros.append(("KVOFFLOAD_REFUSE_ALLOCATIONS", "1"))
-    if LINETRACE:
-        macros += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
     options: dict[str, Any] = {
         "define_macros": macros,
         "undef_macros": ["NDEBUG"] if DEBUG else [],
@@ -143,10 +132,9 @@ def extensions() -> list[Extension]:
         ],
         compiler_directives=DIRECTIVES,
         shared_utility_qualified_name=CYTHON,
-        emit_linenums=LINETRACE,
         nthreads=os.cpu_count() or 0,
         quiet="--quiet" in sys.argv,
-        force=DEBUG or LINETRACE,
+        force=DEBUG,
     )
 
 

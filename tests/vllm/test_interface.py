@@ -144,7 +144,7 @@ def test_the_interfaces_of_the_releases_differ(name: str) -> None:
 
 def test_the_file_of_the_installed_release_is_what_the_script_writes(tmp_path: Path) -> None:
     """Byte by byte, so that it has all of what is used and nothing else."""
-    done = run([str(ROOT / ".ci" / "vllm-interface.py"), str(tmp_path / "written.json")])
+    done = run([str(ROOT / ".ci" / "interface.py"), "vllm", str(tmp_path / "written.json")])
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "written.json").read_text("utf-8")
     assert written == (FOLDER / "interfaces" / f"{RELEASE.name}.json").read_text("utf-8")
