@@ -161,19 +161,14 @@ def test_a_file_names_the_weights_at_the_start_and_when_all_is_dropped(host, mak
 # -- what is kept apart ----------------------------------------------------------------------
 
 
-def test_ranks_have_a_slab_each_below_one_folder(tmp_path, host, make):
-    made = [make(slab(tmp_path, CAPACITY), host, tp_rank=rank, tp_size=2) for rank in range(2)]
+def test_ranks_and_replicas_have_a_slab_each_below_one_folder(tmp_path, host, make):
+    ranks = [make(slab(tmp_path, CAPACITY), host, tp_rank=rank, tp_size=2) for rank in range(2)]
     keys, indices = prompt()
-    assert all(made[0].batch_set_v1(keys, indices))
-    assert made[1].batch_exists(keys) == 0
-    assert len(list(tmp_path.rglob("blocks.dat"))) == 2
-
-
-def test_replicas_have_a_slab_each(tmp_path, host, make):
-    for rank in range(2):
-        make(slab(tmp_path, CAPACITY), host, dp_rank=rank)
+    assert all(ranks[0].batch_set_v1(keys, indices))
+    assert ranks[1].batch_exists(keys) == 0
+    make(slab(tmp_path, CAPACITY), host, dp_rank=1)
     assert len(list((tmp_path / "replica1").rglob("blocks.dat"))) == 1
-    assert len(list(tmp_path.rglob("blocks.dat"))) == 2
+    assert len(list(tmp_path.rglob("blocks.dat"))) == 3
 
 
 # -- what is refused -------------------------------------------------------------------------
