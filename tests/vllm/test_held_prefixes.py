@@ -227,45 +227,6 @@ def test_what_is_ready_further_on_leaves_only_for_a_promotion_without_other_room
     assert primary._usage() == (0, 0)
 
 
-# -- promotions of several requests ----------------------------------------------------------------
-
-
-def promote(primary: KVOffloadPrimaryTier, number: int, request: ReqContext) -> bool:
-    """Promote one chunk, as vLLM does at a lookup; tell whether there was room for it."""
-    if primary.prepare_write([key(number)], request) is None:
-        return False
-    primary.complete_write([key(number)], request)
-    return True
-
-
-@pytest.mark.parametrize(
-    "cache_policy",
-    [name for name in registry.names() if not registry.entry(name).learns_by_request],
-)
-def test_promotions_for_one_request_do_not_evict_each_other(cache_policy):
-    primary, request = tier(3, cache_policy), ReqContext("r")
-    primary.on_new_request(request)
-    assert [promote(primary, number, request) for number in range(5)] == [True] * 3 + [False] * 2
-    assert primary._usage() == (3, 0)
-    primary.prepare_load([key(number) for number in range(3)], request)
-    primary.complete_load([key(number) for number in range(3)], request)
-    assert primary._usage() == (0, 0)
-    assert promote(primary, 5, ReqContext("other"))
-
-
-def test_promotions_for_two_requests_do_not_evict_each_other():
-    primary, first, second = tier(4), ReqContext("first"), ReqContext("second")
-    for number in range(2):
-        assert promote(primary, number, first)
-        assert promote(primary, 10 + number, second)
-    assert not promote(primary, 2, first)
-    assert not promote(primary, 12, second)
-    assert primary.prepare_store([key(20)], ReqContext("third")) is None
-    primary.on_request_finished(first)  # aborted while it waited
-    assert primary._usage() == (2, 0)
-    assert promote(primary, 12, second)
-
-
 def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():
     """On one fixed sequence: on 4 of 300 the guard follows LRU, which declines nothing."""
     primary = tier(60, "hit-density")
