@@ -1,9 +1,11 @@
 """The contract of LMCache's L2 adapters."""
 
 import logging
+import random
 import select
 import threading
 import time
+from collections import Counter
 
 import prometheus_client
 import pytest
@@ -111,27 +113,87 @@ def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, make):
 # -- stores, lookups, loads ------------------------------------------------------------------
 
 
-def test_what_is_stored_comes_back(tmp_path, arena, make):
-    adapter = make(slab(tmp_path), SMALL)
-    kinds = ("store", "lookup_and_lock", "load")
-    assert len({getattr(adapter, f"get_{kind}_event_fd")() for kind in kinds}) == 3
-    keys, objects = keys_of(0, 20), arena.objects(20)
-    before = bytes_of(objects)
-    result = store(adapter, keys, objects)
-    assert result.is_successful()
-    assert result.bytes_transferred() == 20 * SMALL
-    assert lookup(adapter, keys_of(10, 20)) == [True] * 10 + [False] * 10
-    empty = arena.objects(25, fill=0)
-    assert load(adapter, keys_of(0, 25), empty) == [True] * 20 + [False] * 5
-    assert bytes_of(empty)[:20] == before
-    adapter.submit_unlock(keys)
-    again = store(adapter, keys, objects)
-    assert again.is_successful()
-    assert again.bytes_transferred() == 0
+def test_random_tasks_answer_as_a_dict(tmp_path, arena, make, seed):
+    """Of objects of two sizes, in LMCache's memory and not, whose keys differ in one field.
+
+    A restarted adapter counts what was there before when it is looked up or stored again.
+    """
+    fields = [
+        {},
+        {"kv_rank": 1},
+        {"cache_salt": "a"},
+        {"cache_salt": "b"},
+        {"model_name": "org/mode", "cache_salt": "l"},
+        {"object_group_id": 1},
+        {"model_name": "other"},
+    ]
+    keys = [key for each in fields for key in keys_of(7, 4, **each)]
+    memory = {
+        size: arena.objects(10, size)
+        + [object_of(torch.empty(size, dtype=torch.uint8)) for _ in range(3)]
+        for size in (SMALL, LARGE)
+    }
+    rng, there, counted = random.Random(seed), {}, {}
+
+    def size_of(key) -> int:
+        return LARGE if key.object_group_id else SMALL
+
+    def start():
+        adapter = make(slab(tmp_path), SMALL, LARGE)
+        adapter.register_listener(Listener(adapter))
+        counted.clear()
+        return adapter
+
+    adapter, loaded = start(), []
+    for _ in range(150):
+        some = rng.sample(keys, rng.randint(0, 9))
+        free = {size: rng.sample(all_, len(all_)) for size, all_ in memory.items()}
+        objects = [free[size_of(key)].pop() for key in some]
+        what = rng.choices(("store", "load", "lookup", "delete", "restart"), (6, 6, 3, 2, 0.3))[0]
+        if what == "store":
+            for each in objects:
+                each.raw_data.random_()
+            result = store(adapter, some, objects)
+            fresh = [key for key in some if key not in there]
+            assert result.is_successful()
+            assert result.bytes_transferred() == sum(map(size_of, fresh))
+            there |= {k: b for k, b in zip(some, bytes_of(objects), strict=True) if k in fresh}
+        elif what == "delete":
+            adapter.delete(some)
+            for key in some:
+                there.pop(key, None)
+                counted.pop(key, None)
+        elif what == "restart":
+            adapter.close()
+            adapter, loaded = start(), []
+        else:
+            found = [key in there for key in some]
+            assert lookup(adapter, some, g0=SMALL, g1=LARGE) == found
+            assert lookup(adapter, some, g0=LARGE, g1=SMALL) == [False] * len(some)
+        if what == "load":
+            assert load(adapter, some, objects) == found
+            for key, got in zip(some, bytes_of(objects), strict=True):
+                assert key not in there or got == there[key]
+            loaded += [key for key in some if key in there]
+        if what in ("store", "load", "lookup"):
+            counted |= {key: size_of(key) for key in some if key in there}
+            adapter.submit_unlock(some)
+        usage = adapter.get_usage()
+        assert usage.total_bytes_used == sum(map(size_of, there))
+    (listener,) = adapter._listeners
+    assert eventually(lambda: listener.sizes == counted)
+    assert Counter(listener.accessed) == Counter(loaded)
+    by_salt = Counter()
+    for key, size in counted.items():
+        by_salt[key.cache_salt] += size
+    assert adapter.get_usage().bytes_by_cache_salt == by_salt
+    assert adapter.report_status()["object_bytes"] == [SMALL, LARGE]
 
 
 def test_a_result_is_given_once(tmp_path, arena, make):
     adapter = make(slab(tmp_path), SMALL)
+    kinds = ("store", "lookup_and_lock", "load")
+    assert len({getattr(adapter, f"get_{kind}_event_fd")() for kind in kinds}) == 3
     task = adapter.submit_lookup_and_lock_task(keys_of(0, 1), {})
     assert result_of(adapter, "lookup_and_lock", task) == [False]
     assert adapter.query_lookup_and_lock_result(task) is None
@@ -139,15 +201,6 @@ def test_a_result_is_given_once(tmp_path, arena, make):
     assert result_of(adapter, "load", task) == [False]
     assert adapter.query_load_result(task) is None
     assert adapter.query_load_result(10**6) is None
-
-
-def test_no_keys(tmp_path, make):
-    adapter = make(slab(tmp_path), SMALL)
-    assert store(adapter, [], []).is_successful()
-    assert lookup(adapter, []) == []
-    assert load(adapter, [], []) == []
-    adapter.submit_unlock([])
-    adapter.delete([])
 
 
 def test_keys_and_objects_must_be_as_many(tmp_path, arena, make):
@@ -158,23 +211,6 @@ def test_keys_and_objects_must_be_as_many(tmp_path, arena, make):
         adapter.submit_load_task(keys_of(0, 1), arena.objects(2))
 
 
-def test_two_sizes_in_a_task(tmp_path, arena, make):
-    adapter = make(slab(tmp_path), SMALL)
-    groups = keys_of(0, 6), keys_of(0, 6, object_group_id=1)
-    keys = [key for both in zip(*groups, strict=True) for key in both]
-    objects = [each for _ in range(6) for each in (*arena.objects(1), *arena.objects(1, LARGE))]
-    before = bytes_of(objects)
-    result = store(adapter, keys, objects)
-    assert result.is_successful()
-    assert result.bytes_transferred() == 6 * (SMALL + LARGE)
-    assert adapter.report_status()["object_bytes"] == [SMALL, LARGE]
-    assert lookup(adapter, keys, g0=SMALL, g1=LARGE) == [True] * 12
-    assert lookup(adapter, keys, g0=LARGE, g1=SMALL) == [False] * 12
-    wipe(objects)
-    assert load(adapter, keys, objects) == [True] * 12
-    assert bytes_of(objects) == before
-
-
 def test_lookups_miss_until_a_tier_is_opened(tmp_path, arena, make):
     keys, objects = keys_of(0, 3), arena.objects(3)
     first = make(slab(tmp_path), SMALL)
@@ -183,31 +219,6 @@ def test_lookups_miss_until_a_tier_is_opened(tmp_path, arena, make):
     adapter = make(slab(tmp_path))
     assert lookup(adapter, keys) == [False] * 3
     assert eventually(lambda: lookup(adapter, keys) == [True] * 3)
-
-
-def test_salts_ranks_groups_and_models_are_apart(tmp_path, arena, make):
-    adapter = make(slab(tmp_path), SMALL)
-    fields = [
-        {},
-        {"kv_rank": 1},
-        {"cache_salt": "a"},
-        {"cache_salt": "b"},
-        {"model_name": "org/mode", "cache_salt": "l"},
-        {"object_group_id": 1},
-        {"model_name": "other"},
-    ]
-    keys = [keys_of(7, 1, **each)[0] for each in fields]
-    objects = arena.objects(len(keys))
-    before = bytes_of(objects)
-    for stored in range(len(keys)):
-        assert lookup(adapter, keys, g0=SMALL, g1=SMALL) == [
-            index < stored for index in range(len(keys))
-        ]
-        part = slice(stored, stored + 1)
-        assert store(adapter, keys[part], objects[part]).is_successful()
-    wipe(objects)
-    assert all(load(adapter, keys, objects))
-    assert bytes_of(objects) == before
 
 
 def test_other_weights_share_nothing(tmp_path, arena, make):
@@ -335,43 +346,6 @@ def test_an_object_that_is_loaded_stays(tmp_path, arena, make):
     assert load(adapter, keys[:1], objects[:1]) == [True]
     assert store(adapter, keys[4:], objects[4:]).is_successful()
     assert lookup(adapter, keys) == [True, False, False, True, True, True]
-
-
-def test_deletion(tmp_path, arena, make):
-    adapter = make(slab(tmp_path), SMALL)
-    listener = Listener(adapter)
-    adapter.register_listener(listener)
-    keys, objects = keys_of(0, 6), arena.objects(6)
-    assert store(adapter, keys, objects).is_successful()
-    assert load(adapter, keys[:2], objects[:2]) == [True, True]
-    adapter.delete([*keys[:4], *keys_of(100, 2)])
-    assert lookup(adapter, keys) == [False] * 4 + [True] * 2
-    assert eventually(lambda: set(listener.sizes) == set(keys[4:]))
-    assert listener.accessed == keys[:2]
-    assert adapter.get_usage().total_bytes_used == 2 * SMALL
-    assert store(adapter, keys, objects).is_successful()
-    assert eventually(lambda: set(listener.sizes) == set(keys))
-
-
-def test_objects_from_before_a_restart(tmp_path, arena, make):
-    keys, objects = keys_of(0, 6, cache_salt="s"), arena.objects(6)
-    first = make(slab(tmp_path), SMALL)
-    assert store(first, keys, objects).is_successful()
-    first.close()
-    adapter = make(slab(tmp_path), SMALL)
-    listener = Listener(adapter)
-    adapter.register_listener(listener)
-    assert adapter.get_usage().total_bytes_used == 6 * SMALL
-    assert adapter.get_usage().bytes_by_cache_salt == {}
-    assert lookup(adapter, keys[:4]) == [True] * 4
-    assert lookup(adapter, keys[:4]) == [True] * 4
-    assert store(adapter, keys[3:5], objects[3:5]).is_successful()
-    assert eventually(lambda: adapter.get_usage().bytes_by_cache_salt == {"s": 5 * SMALL})
-    assert set(listener.sizes) == set(keys[:5])
-    assert adapter.get_usage().total_bytes_used == 6 * SMALL
-    adapter.delete(keys)
-    assert eventually(lambda: not listener.sizes)
-    assert adapter.get_usage().total_bytes_used == 0
 
 
 def test_metrics_and_status(tmp_path, arena, make):

@@ -1,9 +1,9 @@
 """A tensor-parallel rank as a process of its own: stores prompts, loads them, says what came.
 
-    python -m tests.sglang.rank NUMBER SIZE FILE FOLDER pages|states
+    python -m tests.sglang.rank NUMBER SIZE FILE FOLDER
 
-Each rank has slabs below the same folder. With ``pages`` the last one damages a page of its slab in
-between; with ``states`` each stores states of other pages, and the last one loses one.
+Each rank has slabs below the same folder, and stores states of other pages of the first prompt; of
+the last rank's, one state is damaged, and a page of the second prompt.
 """
 
 from __future__ import annotations
@@ -33,28 +33,15 @@ STATES = [(2, 4, 8), (2, 6, 8)]  # pages of the first prompt at which a rank has
 LOST = 8  # the last rank's
 
 
-def pages(number: int, size: int, file: str, folder: Path) -> dict:
-    engine = Controller(slab(folder, CAPACITY), rank=(number, size, file))
-    stored = [engine.store(prompt) for prompt in PROMPTS]
-    torch.distributed.barrier()
-    if number == size - 1:
-        own = folder / engine.storage.namespace.fingerprint.hex()
-        (path,) = own.rglob("blocks.dat")
-        data = bytearray(path.read_bytes())
-        data[data.index(stored[1][DAMAGED])] ^= 1
-        path.write_bytes(data)
-    torch.distributed.barrier()
-    # Ranks share the number of pages, each has its own bytes.
-    loaded = [engine.load(prompt) for prompt in PROMPTS]
-    are_right = [
-        pages == before[: len(pages)] for pages, before in zip(loaded, stored, strict=True)
-    ]
-    engine.close()
-    torch.distributed.barrier()
-    return {"pages": [len(pages) for pages in loaded], "are_right": are_right}
+def damage(folder: Path, content: bytes) -> None:
+    """Change a byte of what a slab has stored."""
+    (path,) = [path for path in folder.rglob("blocks.dat") if content in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    data[data.index(content)] ^= 1
+    path.write_bytes(data)
 
 
-def states(number: int, size: int, file: str, folder: Path) -> dict:
+def main(number: int, size: int, file: str, folder: Path) -> dict:
     url = slab(folder, CAPACITY)
     host = mamba_pool()
     engine = Controller(url, rank=(number, size, file), pools={"mamba": (host, url)})
@@ -64,11 +51,10 @@ def states(number: int, size: int, file: str, folder: Path) -> dict:
         slots = {name: [end]} if end in ends else None
         stored += engine.store(prompt[: end * PAGE_TOKENS], slots)[len(stored) :]
     before = {end: page_bytes(host, end) for end in ends}
+    other = engine.store(PROMPTS[1])
     if number == size - 1:
-        (path,) = [path for path in folder.rglob("blocks.dat") if before[LOST] in path.read_bytes()]
-        data = bytearray(path.read_bytes())
-        data[data.index(before[LOST])] ^= 1
-        path.write_bytes(data)
+        damage(folder, other[DAMAGED])
+        damage(folder, before[LOST])
         loaded = engine.storage.batch_get_v2(
             [trailing(name, page_keys(prompt)[LOST - 1 : LOST], torch.tensor([20]))]
         )
@@ -77,16 +63,19 @@ def states(number: int, size: int, file: str, folder: Path) -> dict:
     torch.distributed.barrier()
     came = engine.load(prompt, {name: [9]})
     are_right = came == stored[: len(came)] and page_bytes(host, 9) == before[len(came)]
+    torch.distributed.barrier()
+    # Ranks share the number of pages, each has its own bytes.
+    pages = engine.load(PROMPTS[1])
+    are_right &= pages == other[: len(pages)]
     engine.close()
     torch.distributed.barrier()
     return {
         "alone": found.restorable_prefix_pages,
-        "pages": len(came),
+        "pages": [len(came), len(pages)],
         "are_right": are_right,
     }
 
 
 if __name__ == "__main__":
-    number, size, file, folder, what = sys.argv[1:]
-    main = {"pages": pages, "states": states}[what]
+    number, size, file, folder = sys.argv[1:]
     print(json.dumps(main(int(number), int(size), file, Path(folder))))

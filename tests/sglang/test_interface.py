@@ -23,8 +23,9 @@ def test_the_installed_release_is_as_declared() -> None:
     release, interface = read_interface(FILE)
     assert release == __version__
     assert differences(interface, describe(interface)) == []
-    written = runpy.run_path(str(ROOT / ".ci" / "interface.py"))["written"]
-    assert written(FILE.parent, __version__) == FILE.read_text(encoding="utf-8")
+    script = runpy.run_path(str(ROOT / ".ci" / "interface.py"))
+    file, interface = script["of_other"]("sglang")
+    assert (file.name, f"{script['text_of'](interface)}\n") == (FILE.name, FILE.read_text("utf-8"))
 
 
 def test_every_name_that_is_imported_is_declared() -> None:

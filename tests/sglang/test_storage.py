@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
-from sglang.srt.runtime_context import get_context
 
 from kvoffload.integrations.sglang import KVOffloadStorage
 from kvoffload.integrations.sglang.memory import pages_of
-from kvoffload.tiers import TierError, TierInUseError
+from kvoffload.tiers import TierError
 from tests.sglang.engine import (
-    BACKEND,
     PAGE_TOKENS,
     config,
     device_pool,
@@ -33,11 +28,6 @@ SLOT_BYTES = 4096
 @pytest.fixture
 def host():
     return host_pool(device_pool())
-
-
-NAMED = "url must name a tier, as slab:/nvme/kv?capacity=2TB"
-LONG = "k" * 100
-OPTIONS = "url, pools, weights_id, revision, salt, generation, generation_file"
 
 
 @pytest.fixture
@@ -134,50 +124,10 @@ def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(
     assert not made.exists("nothing")
 
 
-@pytest.mark.parametrize(
-    ("layout", "copied"),
-    [("page_first", False), ("page_first_direct", False), ("layer_first", True)],
-)
-def test_memory_of_a_model_with_latents(layout, copied, tmp_path, make):
-    pool = host_pool(device_pool("mla"), layout)
-    made = make(slab(tmp_path, CAPACITY), pool, copied=copied, is_mla_model=True)
-    before = store_all(made, pool, copied)
-    assert load_all(made, pool, copied) == before
-
-
-def test_keys_and_values_of_different_sizes(tmp_path, make):
-    """They lie in two tensors, wherever the allocator put them."""
-    pool = host_pool(device_pool(value_size=4))
-    made = make(slab(tmp_path, CAPACITY), pool)
-    keys, indices = prompt()
-    tensors = [tensor.view(torch.uint8) for tensor in pool.kv_buffer]
-    before = [tensor.clone() for tensor in tensors]
-    assert all(made.batch_set_v1(keys, indices))
-    for tensor in tensors:
-        tensor[: PAGES * PAGE_TOKENS].random_()
-    assert all(made.batch_get_v1(keys, indices))
-    assert all(map(torch.equal, tensors, before))
-
-
 @pytest.mark.parametrize(("head_size", "is_aligned"), [(128, True), (8, False)])
 def test_pages_of_whole_kernel_pages_need_no_copy(head_size, is_aligned):
     region = pages_of(host_pool(device_pool(head_size=head_size)))
     assert region.aligned == is_aligned
-
-
-def test_a_long_prompt_keeps_its_first_pages_where_sglang_tells_them(tmp_path, host, make):
-    """SGLang loads a long prompt in parts; the first part must not be the first to leave."""
-    made = make(slab(tmp_path, PAGES * SLOT_BYTES), host)
-    keys, indices = prompt()
-    half = PAGES // 2
-    tokens = half * PAGE_TOKENS
-    assert all(made.batch_set_v1(keys, indices))
-    assert all(made.batch_get_v1(keys[:half], indices[:tokens]))
-    told = HiCacheStorageExtraInfo(prefix_keys=keys[:half])
-    assert all(made.batch_get_v1(keys[half:], indices[tokens:], told))
-    other, place = prompt(2, 5000)
-    assert all(made.batch_set_v1(other, place))
-    assert made.batch_exists(keys) == PAGES - 2
 
 
 def test_a_tier_that_hangs_is_a_miss_by_its_deadline(host, make, opened):
@@ -211,129 +161,24 @@ def test_a_file_names_the_weights_at_the_start_and_when_all_is_dropped(host, mak
 # -- what is kept apart ----------------------------------------------------------------------
 
 
-def fingerprints(tmp_path, close_all, *variants) -> list[bytes]:
-    found = []
-    for number, (pool, fields) in enumerate(variants):
-        made = storage(slab(tmp_path / str(number), CAPACITY), pool, **fields)
-        close_all.append(made)
-        found.append(made.namespace.fingerprint)
-    return found
-
-
-def test_what_changes_the_bytes_changes_the_namespace(tmp_path, close_all):
-    device = device_pool()
-    plain = host_pool(device)
-    variants = [
-        (plain, {}),
-        (plain, {"copied": True}),
-        (plain, {"model_name": "other"}),
-        (plain, {"tp_rank": 1, "tp_size": 2}),
-        (plain, {"pp_rank": 1, "pp_size": 2}),
-        (plain, {"attn_cp_rank": 1, "attn_cp_size": 2}),
-        (plain, {"extra": {"weights_id": "7"}}),
-        (plain, {"extra": {"revision": "7"}}),
-        (plain, {"extra": {"salt": "7"}}),
-        (host_pool(device, "page_first_direct"), {}),
-        (host_pool(device, "page_head"), {}),
-        (host_pool(device_pool(dtype=torch.float16)), {}),
-        (host_pool(device_pool("mla")), {"is_mla_model": True}),
-    ]
-    found = fingerprints(tmp_path, close_all, *variants)
-    assert len(set(found)) == len(found)
-
-
-def test_what_sglang_was_told_of_the_model_counts(tmp_path, close_all):
-    """An 8-bit data type has memory of plain bytes, which does not say which of them it is."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
-    told = [
-        {"model_path": str(model)},
-        {"model_path": str(model), "kv_cache_dtype": "fp8_e4m3"},
-        {"model_path": str(model), "kv_cache_dtype": "fp8_e5m2"},
-        {"model_path": str(model), "quantization": "fp8"},
-        {"model_path": "someone/model"},
-        {"model_path": "someone/model", "revision": "7"},
-    ]
-    host = host_pool(device_pool(dtype=torch.float8_e4m3fn))
-    assert host.dtype == torch.uint8
-    found = []
-    for number, fields in enumerate(told):
-        with get_context().override_server_args(**fields):
-            found += fingerprints(tmp_path / str(number), close_all, (host, {}))
-    with get_context().override_server_args(model_path=str(model)):
-        found += fingerprints(tmp_path / "same", close_all, (host, {}))
-        (model / "model.safetensors").write_bytes(b"other weights")
-        found += fingerprints(tmp_path / "other", close_all, (host, {}))
-    assert found[-2] == found[0]
-    assert len(set(found)) == len(found) - 1
-
-
-def test_ranks_of_an_mla_model_have_one_namespace(tmp_path, close_all):
-    pool = host_pool(device_pool("mla"))
-    made = []
-    for rank in range(2):
-        url = f"dir:{tmp_path}?capacity=1MiB&ack=stored"
-        made.append(storage(url, pool, is_mla_model=True, tp_rank=rank, tp_size=2))
-    close_all += made
+def test_ranks_and_replicas_have_a_slab_each_below_one_folder(tmp_path, host, make):
+    ranks = [make(slab(tmp_path, CAPACITY), host, tp_rank=rank, tp_size=2) for rank in range(2)]
     keys, indices = prompt()
-    assert all(made[0].batch_set_v1(keys, indices))
-    assert made[1].batch_exists(keys) == PAGES
-
-
-def test_ranks_have_a_slab_each_below_one_folder(tmp_path, host, make):
-    made = [make(slab(tmp_path, CAPACITY), host, tp_rank=rank, tp_size=2) for rank in range(2)]
-    keys, indices = prompt()
-    assert all(made[0].batch_set_v1(keys, indices))
-    assert made[1].batch_exists(keys) == 0
-    assert len(list(tmp_path.rglob("blocks.dat"))) == 2
-
-
-def test_replicas_have_a_slab_each(tmp_path, host, make):
-    for rank in range(2):
-        make(slab(tmp_path, CAPACITY), host, dp_rank=rank)
+    assert all(ranks[0].batch_set_v1(keys, indices))
+    assert ranks[1].batch_exists(keys) == 0
+    make(slab(tmp_path, CAPACITY), host, dp_rank=1)
     assert len(list((tmp_path / "replica1").rglob("blocks.dat"))) == 1
-    assert len(list(tmp_path.rglob("blocks.dat"))) == 2
-
-
-def test_two_processes_of_one_rank_cannot_share_a_slab(tmp_path, host, make):
-    make(slab(tmp_path, CAPACITY), host)
-    with pytest.raises(TierInUseError):
-        storage(slab(tmp_path, CAPACITY), host)
+    assert len(list(tmp_path.rglob("blocks.dat"))) == 3
 
 
 # -- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("extra", "error", "message"),
-    [
-        ({"url": None}, ValueError, f"{NAMED}, got None"),
-        ({"url": 7}, TypeError, "url must be text, got 7"),
-        ({"salt": 7}, TypeError, "salt must be text, got 7"),
-        ({"slat": "7"}, ValueError, f"an option must be one of {OPTIONS}, got 'slat'"),
-        ({LONG: "7"}, ValueError, f"an option must be one of {OPTIONS}, got {LONG!r}"),
-    ],
-)
-def test_wrong_options(extra, error, message):
-    wrong = replace(config("memory:?capacity=1MiB"))
-    wrong.extra_config = {**BACKEND, "url": "memory:?capacity=1MiB", **extra}
-    with pytest.raises(error) as raised:
-        KVOffloadStorage(wrong, {})
-    assert str(raised.value) == message
-
-
-def test_a_wrong_tier_is_refused_with_the_memory(host):
-    made = KVOffloadStorage(config("memory:?capacity=nothing"), {})
-    with pytest.raises(ValueError, match="option capacity must be bytes"):
-        made.register_mem_pool_host(host)
-    made.close()
-
-
-def test_ranks_of_an_mla_model_cannot_have_a_slab(tmp_path):
-    with pytest.raises(ValueError, match="url must name a tier that the 2 ranks of an MLA model"):
-        KVOffloadStorage(config(slab(tmp_path, 1), is_mla_model=True, tp_size=2), {})
+@pytest.mark.parametrize("name", ["slat", "k" * 100])
+def test_an_option_that_is_not_known_is_named(name):
+    known = "url, pools, weights_id, revision, salt, generation, generation_file"
+    with pytest.raises(ValueError, match=f"an option must be one of {known}, got '{name}'"):
+        KVOffloadStorage(config("memory:?capacity=1MiB", extra={name: "7"}))
 
 
 @pytest.mark.parametrize(
@@ -369,18 +214,6 @@ def test_wrong_arguments_change_nothing(tmp_path, host, make):
         copying.set(keys[0], host.get_data_page(0)[1:])
     with pytest.raises(TypeError, match=r"target_locations\[0\] must be a tensor, got None"):
         copying.get(keys[0])
-
-
-def test_closed_it_has_nothing(tmp_path, host):
-    made = storage(slab(tmp_path, CAPACITY), host)
-    keys, indices = prompt()
-    assert all(made.batch_set_v1(keys, indices))
-    made.close()
-    made.close()
-    assert made.batch_exists(keys) == 0
-    assert made.batch_get_v1(keys, indices) == made.batch_set_v1(keys, indices) == [False] * PAGES
-    assert not made.clear()
-    assert made.stats() == {}
 
 
 def test_a_page_that_cannot_be_written_or_read_is_the_only_failure(tmp_path, host, make):

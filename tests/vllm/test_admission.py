@@ -1,4 +1,4 @@
-"""hit-density under vLLM: it learns from whole requests and stores a part of what is offered."""
+"""The library's own policies under vLLM; hit density learns from whole requests, and declines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import create
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
 from tests.vllm.requests import CHUNK_TOKENS, Drive, context, key
 from tests.vllm.tiered import OURS, assert_nothing_is_left, files
+from tests.vllm.watched import Request
 
 POLICIES = ["hit-density", "hit-density?ghosts=1.5", "hit-density?guard=0"]
 # Without the guard, which may follow a policy that stores everything.
@@ -34,22 +36,30 @@ def popular_and_unique(rng: random.Random, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("part", [3, 10**9])
-def test_it_decides_as_the_library_s_own_manager(policy, part):
-    """Request after request, offered whole or in parts: the same hits, stores and evictions."""
+@pytest.mark.parametrize(("part", "in_flight"), [(3, 1), (10**9, 1), (10**9, 4)])
+def test_it_decides_as_the_library_s_own_manager(policy, part, in_flight):
+    """Requests that overlap, offered whole or in parts: the same hits, stores and evictions."""
     requests = popular_and_unique(random.Random(SEED), 400)
-    drive = Drive(KVOffloadManager(60, policy), part)
+    drive = Drive(KVOffloadManager(60, policy), part, in_flight)
     reference = CPUOffloadingManager(CHUNK_TOKENS, 60, policy)
+    running = []
     for number, ids in enumerate(requests):
         keys = [key(one) for one in ids]
+        idle = context(keys, "looks up only")  # which is no use
+        drive.manager.on_new_request(idle)
+        drive.manager.lookup(keys[0], idle)
+        drive.manager.on_request_finished(idle)
         drive.run(keys)
         request = reference.begin(keys)
         hits = request.lookup()
         request.prepare_load(0, hits)
-        request.complete_load(0, hits)
         request.prepare_store()
-        request.finish()
-        request.complete_store()
+        running.append((request, hits))
+        if len(running) >= in_flight:
+            request, hits = running.pop(0)
+            request.complete_load(0, hits)
+            request.complete_store()
+            request.finish()
         if part > len(keys):
             ours = {one for one in keys if drive.manager._policy.get(one) is not None}
             assert ours == {one for one in keys if one in reference}, f"request {number}"
@@ -64,86 +74,12 @@ def test_it_decides_as_the_library_s_own_manager(policy, part):
         assert abs(drive.hits - stats["hit_blocks"]) <= 0.1 * stats["hit_blocks"]
 
 
-def test_a_request_is_one_use_and_what_it_only_stored_is_none():
-    manager = KVOffloadManager(40, "hit-density")
-    policy = manager._rules.policy
-    drive = Drive(manager, 2)
-    keys = [key(n) for n in range(8)]
-
-    def classes():
-        return [
-            next((number for number, ring in enumerate(policy.rings) if one in ring), None)
-            for one in keys
-        ]
-
-    drive.run(keys)  # four stores, one request
-    assert policy.num_requests == 1
-    assert classes() == [0] * 8
-    drive.run([key(9)])
-    drive.run(keys)  # loads them all
-    assert policy.num_requests == 3
-    assert set(classes()) == {1}
-    made = context(keys)
-    manager.on_new_request(made)
-    for one in keys:  # what is only looked up is not used
-        manager.lookup(one, made)
-    manager.on_request_finished(made)
-    assert policy.num_requests == 3
-
-
-def test_the_same_prompt_twice_at_a_time_is_no_second_use_and_served_to_the_trials():
-    manager = KVOffloadManager(40, "hit-density")
-    policy = manager._rules.policy
-    drive = Drive(manager, 4, in_flight=3)
-    keys = [key(n) for n in range(8)]
-    for number in range(10, 14):  # a store takes three requests, as the trials learn from the first
-        drive.run([key(number)])
-    for _ in range(2):  # the second begins while the first one's store is under way
-        drive.run(keys)
-        assert policy.num_requests == 5
-    drive.end()
-    assert policy.trial_hits["lru"] == 0
-    for number in range(1, 3):
-        drive.run(keys)
-        assert round(policy.trial_hits["lru"]) == 8 * number
-        assert policy.num_requests == 5
-    drive.end()
-    check_invariants(manager)
-
-
 def test_a_chain_leaves_tail_first_though_it_was_stored_in_parts():
     manager = KVOffloadManager(6, "hit-density")
     drive = Drive(manager, 2)
     drive.run([key(n) for n in range(6)])
     evicted = manager._policy.evict(6, ())
     assert [one for one, _ in evicted] == [key(n) for n in reversed(range(6))]
-
-
-def test_what_is_declined_is_known_when_it_comes_again():
-    """The second request for it counts as the reuse that it is, whoever ran in between."""
-    manager = KVOffloadManager(8, "hit-density")
-    drive = Drive(manager, 4)
-    popular = [[key(10 * n + place) for place in range(4)] for n in range(2)]
-    for _ in range(3):
-        for keys in popular:
-            drive.run(keys)
-    other = [key(n) for n in range(100, 104)]
-    drive.run(other)
-    assert all(manager._policy.get(one) is None for one in other)  # what is used is better
-    for _ in range(2):  # of two that overlap, the first finishes when the other has begun
-        first, second = context(other), context(popular[1])
-        manager.on_new_request(first)
-        output = manager.prepare_store(other, first)
-        manager.on_new_request(second)
-        manager.prepare_load(popular[1], second)
-        manager.complete_load(popular[1], second)
-        manager.complete_store(output.keys_to_store, first)
-        manager.on_request_finished(first)
-        manager.on_request_finished(second)
-        if output.keys_to_store:
-            break
-    assert output.keys_to_store == other
-    check_invariants(manager)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
@@ -203,3 +139,45 @@ def test_without_a_tier_a_primary_tier_declines():
     output = manager.primary_tier.prepare_store(fresh, context(fresh))
     assert len(output.keys_to_store) < len(fresh)
     manager.shutdown()
+
+
+# -- other policies of the library ---------------------------------------------------------------
+
+
+def run(manager, keys, load_own=False):
+    """Run a request, which loads what hits and stores the rest; return the evicted keys."""
+    request = Request(manager, keys)
+    request.load()
+    output = request.store(keys[len(request.hits) :])
+    if load_own:
+        manager.prepare_load(output.keys_to_store, request.context)
+        manager.complete_load(output.keys_to_store, request.context)
+    request.finish()
+    return output.evicted_keys
+
+
+def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():
+    manager = KVOffloadManager(4, "slru?protected=0.5")
+    run(manager, [key(1)])
+    run(manager, [key(2)], load_own=True)  # reading back what it stored is no use either
+    run(manager, [key(1)])  # used again: protected
+    run(manager, [key(3)])
+    run(manager, [key(4)])
+    assert run(manager, [key(5)]) == [key(2)]
+    assert run(manager, [key(6)]) == [key(3)]
+    assert run(manager, [key(7)]) == [key(4)]
+    assert manager._policy.get(key(1)) is not None
+    check_invariants(manager)
+
+
+@pytest.mark.parametrize(
+    "cache_policy",
+    [name for name in registry.names() if registry.entry(name).tail_first != "never"],
+)
+def test_a_chain_leaves_tail_first(cache_policy):
+    manager = KVOffloadManager(4, cache_policy)
+    run(manager, [key(n) for n in range(4)])
+    evicted = []
+    for number in (9, 8, 9, 8):  # a policy that declines them the first time stores them the second
+        evicted += run(manager, [key(number)])
+    assert evicted == [key(3), key(2)]

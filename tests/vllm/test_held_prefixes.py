@@ -26,102 +26,7 @@ from tests.vllm.test_construction import Region
 from tests.vllm.tiered import OURS, files, slab, wait_for
 
 POLICIES = pytest.mark.parametrize("policy", registry.names())
-CHUNKS = 12  # of memory
-LENGTH = 10  # of a prefix
 MOST_STEPS = 2000  # until the last request is answered
-PENDING = (LookupResult.RETRY, LookupResult.HIT_PENDING)
-
-
-@pytest.fixture(params=[files, slab], ids=["vllm's file tier", "own file tier"])
-def engines(request, tmp_path, engines):
-    tier = request.param(tmp_path)
-    return lambda num_chunks, policy: engines(tier, num_chunks, eviction_policy=policy)
-
-
-class Waiting:
-    """A request that waits: its walks, and the chunks that memory lacked before the first."""
-
-    def __init__(self, engine, name, keys):
-        self.engine, self.keys = engine, keys
-        self.context = context_of(keys, name)
-        self.lacked = {one for one in keys if engine.primary._chunk(one) is None}
-        self.hits: list[int] = []  # leading ones, of each walk
-        self.is_ready = False
-        engine.manager.on_new_request(self.context)
-
-    def walk(self):
-        """Look up the keys, up to the first miss."""
-        answers = []
-        for one in self.keys:
-            answers.append(self.engine.manager.lookup(one, self.context))
-            if answers[-1] is LookupResult.MISS:
-                break
-        found = (at for at, answer in enumerate(answers) if answer is not LookupResult.HIT)
-        if self.hits or LookupResult.RETRY not in answers:  # nothing is promoted before
-            self.hits.append(next(found, len(answers)))
-        self.is_ready = not any(answer in PENDING for answer in answers)
-
-    def finish(self):
-        """Load what was hit, store the rest, and finish."""
-        hits, manager = self.hits[-1], self.engine.manager
-        if hits:
-            manager.prepare_load(self.keys[:hits], self.context)
-            manager.complete_load(self.keys[:hits], self.context)
-        output = manager.prepare_store(self.keys[hits:], self.context)
-        if output is not None and output.keys_to_store:
-            manager.complete_store(output.keys_to_store, self.context)
-        manager.on_request_finished(self.context)
-        self.engine.end_step()
-
-
-def serve(engine, keys, name):
-    """Serve one request; return it, and the chunks that were read for it."""
-    request, before = Waiting(engine, name, keys), len(engine.jobs)
-    for _ in range(200):
-        request.walk()
-        if request.is_ready:
-            break
-        engine.end_step()
-    assert request.is_ready
-    read = [one for what, keys, _ in engine.jobs[before:] if what == "submit_load" for one in keys]
-    request.finish()
-    return request, read
-
-
-def assert_nothing_is_held(engine):
-    engine.settle()
-    assert engine.primary._usage() == (0, 0)
-    assert not engine.primary._held
-    check_invariants(engine.primary)
-
-
-@POLICIES
-@pytest.mark.parametrize("part", ["head", "tail", "middle", "every second"])
-def test_what_memory_has_of_a_prefix_is_not_read(engines, policy, part):
-    engine = engines(CHUNKS, policy)
-    keys = [key(number) for number in range(LENGTH)]
-    in_hand = {"head": keys[:4], "tail": keys[6:], "middle": keys[3:7], "every second": keys[::2]}
-    serve(engine, keys, "first")
-    serve(engine, [key(500 + number) for number in range(CHUNKS)], "others")
-    serve(engine, in_hand[part], "part")
-    serve(engine, [key(900 + number) for number in range(CHUNKS - 5)], "newer")
-    request, read = serve(engine, keys, "back")
-    assert request.hits[-1] == LENGTH
-    assert sorted(read) == sorted(request.lacked)
-    assert_nothing_is_held(engine)
-
-
-@POLICIES
-def test_a_prefix_larger_than_memory_fills_it_each_time(engines, policy):
-    engine = engines(8, policy)
-    keys = [key(number) for number in range(12)]
-    serve(engine, keys[:8], "head")
-    serve(engine, keys[8:], "tail")
-    for number in range(4):
-        request, read = serve(engine, keys, f"all {number}")
-        assert request.hits[-1] == 8
-        assert len(read) <= len(request.lacked)
-    assert_nothing_is_held(engine)
 
 
 class TieredEngine(SchedulerEngine):
@@ -279,8 +184,8 @@ def test_a_hold_ends_with_the_wait(end):
     check_invariants(primary)
 
 
-def test_vllm_s_manager_tells_of_the_end_of_a_step(engines):
-    engine = engines(6, "lru")
+def test_vllm_s_manager_tells_of_the_end_of_a_step(engines, tmp_path):
+    engine = engines(files(tmp_path), 6)
     context = waiting(engine.primary, [key(number) for number in range(3)])
     engine.manager.on_schedule_end(ScheduleEndContext((context.req_id,), ()))
     assert engine.primary._usage() == (0, 0)
@@ -320,45 +225,6 @@ def test_what_is_ready_further_on_leaves_only_for_a_promotion_without_other_room
     for one in keys[:4]:
         primary.complete_write([one], context)
     assert primary._usage() == (0, 0)
-
-
-# -- promotions of several requests ----------------------------------------------------------------
-
-
-def promote(primary: KVOffloadPrimaryTier, number: int, request: ReqContext) -> bool:
-    """Promote one chunk, as vLLM does at a lookup; tell whether there was room for it."""
-    if primary.prepare_write([key(number)], request) is None:
-        return False
-    primary.complete_write([key(number)], request)
-    return True
-
-
-@pytest.mark.parametrize(
-    "cache_policy",
-    [name for name in registry.names() if not registry.entry(name).learns_by_request],
-)
-def test_promotions_for_one_request_do_not_evict_each_other(cache_policy):
-    primary, request = tier(3, cache_policy), ReqContext("r")
-    primary.on_new_request(request)
-    assert [promote(primary, number, request) for number in range(5)] == [True] * 3 + [False] * 2
-    assert primary._usage() == (3, 0)
-    primary.prepare_load([key(number) for number in range(3)], request)
-    primary.complete_load([key(number) for number in range(3)], request)
-    assert primary._usage() == (0, 0)
-    assert promote(primary, 5, ReqContext("other"))
-
-
-def test_promotions_for_two_requests_do_not_evict_each_other():
-    primary, first, second = tier(4), ReqContext("first"), ReqContext("second")
-    for number in range(2):
-        assert promote(primary, number, first)
-        assert promote(primary, 10 + number, second)
-    assert not promote(primary, 2, first)
-    assert not promote(primary, 12, second)
-    assert primary.prepare_store([key(20)], ReqContext("third")) is None
-    primary.on_request_finished(first)  # aborted while it waited
-    assert primary._usage() == (2, 0)
-    assert promote(primary, 12, second)
 
 
 def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = str(ROOT / "kvoffload" / "integrations" / "vllm" / "_upstream.py")
-TESTED = "tests/vllm/test_spec.py"
 SUPPORTED = "0.33.*, 0.32.*, 0.31.*"
 
 
@@ -110,26 +109,9 @@ def test_a_vllm_without_the_modules_is_named_with_what_is_missing(tmp_path: Path
     assert f"supported versions: {SUPPORTED}" in done.stderr
 
 
-def test_the_library_itself_imports_neither_vllm_nor_torch() -> None:
-    done = run(
-        "import sys, kvoffload, kvoffload.traces\n"
-        "print(sorted({'vllm', 'torch'} & set(sys.modules)))"
-    )
-    assert done.stdout.strip() == "[]", done.stderr
-
-
 @pytest.mark.nightly
 def test_the_pure_library_says_which_variable_is_in_the_way() -> None:
     pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
     done = run("import kvoffload.integrations.vllm", KVOFFLOAD_PURE_PYTHON="1")
     assert done.returncode == 1
     assert "KVOFFLOAD_PURE_PYTHON=1 asks for the Python one" in done.stderr
-
-
-def test_these_tests_are_collected_in_a_bare_environment_with_warnings_as_errors() -> None:
-    """As a developer types it who follows the skip message."""
-    pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
-    bare = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
-    pytest_ = ("-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", TESTED)
-    done = run_python(*pytest_, cwd=ROOT, env=bare)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -144,7 +144,7 @@ def test_the_interfaces_of_the_releases_differ(name: str) -> None:
 
 def test_the_file_of_the_installed_release_is_what_the_script_writes(tmp_path: Path) -> None:
     """Byte by byte, so that it has all of what is used and nothing else."""
-    done = run([str(ROOT / ".ci" / "vllm-interface.py"), str(tmp_path / "written.json")])
+    done = run([str(ROOT / ".ci" / "interface.py"), "vllm", str(tmp_path / "written.json")])
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "written.json").read_text("utf-8")
     assert written == (FOLDER / "interfaces" / f"{RELEASE.name}.json").read_text("utf-8")
@@ -195,21 +195,6 @@ def test_a_file_that_is_missing_or_malformed_is_named(
     with pytest.raises(ImportError, match=re.escape(cause)) as caught:
         _upstream.Release.read("0.33")
     assert str(tmp_path / "0.33.json") in str(caught.value)
-
-
-def test_no_other_file_of_the_folder_imports_vllm() -> None:
-    statement = re.compile(r"^\s*(from|import|cimport)\s+vllm\b", re.MULTILINE)
-    text = re.compile(r"""(import_module|__import__)\(\s*f?["']vllm\b""")
-    files = [path for path in FOLDER.iterdir() if path.suffix in (".py", ".pyx", ".pxd", ".pyi")]
-    assert len(files) > 10
-    importing = [
-        path.name
-        for path in files
-        if path.name != "_upstream.py"
-        and (statement.search(path.read_text("utf-8")) or text.search(path.read_text("utf-8")))
-    ]
-    assert importing == []
-    assert "importlib.import_module(module)" in (FOLDER / "_upstream.py").read_text("utf-8")
 
 
 def test_only_declared_names_can_be_had() -> None:

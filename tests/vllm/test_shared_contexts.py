@@ -16,7 +16,6 @@ from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import DifferenceError, Pair
 from tests.vllm.requests import context, key
 from tests.vllm.sequences import Drawn, Sequence
-from tests.vllm.test_differential import build
 
 
 class SharingPair(Pair):
@@ -43,7 +42,7 @@ def run_sequence(seed: int, policies: tuple[str, str]) -> None:
             "store_threshold": rng.choice((1, 1, 2)),
         }
         reference = CPUOffloadingManager(cache_policy=cache_policy, **arguments)
-        tested = build("manager", cache_policy, **arguments)
+        tested = KVOffloadManager(cache_policy=cache_policy, **arguments)
         sequences.append(Sequence(SharingPair(reference, tested, drawn.keys, contexts), drawn))
     for _ in range(200):
         rng.choice(sequences).step()

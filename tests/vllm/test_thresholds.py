@@ -12,47 +12,12 @@ from pathlib import Path
 
 import pytest
 from vllm.v1.kv_offload.base import ReqContext
-from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
-from tests.vllm.conftest import SEED, SEQUENCES
-from tests.vllm.pair import Pair
 from tests.vllm.requests import key
-from tests.vllm.sequences import Drawn, Sequence
 
 REMEMBER = ["arc", "arc-classic", "s3fifo"]  # policies with ghosts in the table of keys
-
-
-def run_tiny_sequence(seed: int, reference: type, cache_policy: str) -> None:
-    """Run one sequence with a cache and a tracker that are always full."""
-    drawn = Drawn(seed)
-    rng = drawn.rng
-    arguments = {
-        "num_chunks": rng.randint(1, 4),
-        "store_threshold": rng.randint(2, 3),
-        "max_tracker_size": rng.randint(3, 8),
-        "enable_events": rng.random() < 0.5,
-    }
-    kinds = (reference, KVOffloadManager)
-    pair = Pair(*(kind(cache_policy=cache_policy, **arguments) for kind in kinds), drawn.keys)
-    try:
-        Sequence(pair, drawn).run(100)
-    except BaseException as cause:
-        raise AssertionError(f"sequence {seed}, {arguments}, {cause}") from cause
-    pair.call("touch", drawn.keys, contexts=pair.context("all"))  # every key that is still known
-
-
-def test_ghosts_below_the_threshold_are_those_of_vllm():
-    for number in range(SEQUENCES):
-        run_tiny_sequence(SEED + number, CPUOffloadingManager, "arc")
-
-
-@pytest.mark.parametrize("cache_policy", registry.names())
-def test_every_policy_keeps_its_invariants_below_the_threshold(cache_policy):
-    for number in range(SEQUENCES // 15):
-        run_tiny_sequence(SEED + number, KVOffloadManager, cache_policy)
 
 
 def resident_bytes() -> int:

@@ -24,21 +24,9 @@ def test_the_spec_puts_our_primary_tier_into_vllm_s_manager(tmp_path, engines):
     assert tiering_spec.CPUPrimaryTierOffloadingManager is CPUPrimaryTierOffloadingManager
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc", "lfu"])
-def test_blocks_come_back_from_files_byte_for_byte(tmp_path, engines, policy):
-    engine = engines(files(tmp_path), eviction_policy=policy)
-    first, second = [key(n) for n in range(4)], [key(n) for n in range(10, 14)]
-    assert engine.request(first) == 0
-    assert engine.request(second) == 0  # evicts the first from the primary
-    assert all(engine.primary.lookup(one, None) is LookupResult.MISS for one in first)
-    assert len(list(tmp_path.rglob("*.bin"))) == 8
-    assert engine.request(first) == 4  # promoted from files, compared in `request`
-    assert any(job[0] == "submit_load" for job in engine.jobs)
-    assert_nothing_is_left(engine)
-
-
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_the_same_requests_give_the_same_jobs(tmp_path, engines, policy):
+    """And bytes, which are compared in `request`."""
     # Each prefix is in memory or not as a whole: vLLM's promotions evict parts of their own.
     requests = [
         [key(100 * chain + n) for n in range(length)]
@@ -61,6 +49,7 @@ def test_the_same_requests_give_the_same_jobs(tmp_path, engines, policy):
         assert ours.request(keys) == theirs.request(keys)
         assert ours.jobs == theirs.jobs
     assert any(job[0] == "submit_load" for job in ours.jobs)
+    assert len(list((tmp_path / "ours").rglob("*.bin"))) == 24
     ours.settle()
     theirs.settle()
     assert list(ours.manager.take_events()) == list(theirs.manager.take_events())

@@ -46,25 +46,6 @@ EVERY_BLOCK = {"max_rate": 1.0, "slots": 2**20, "policy_slots": 2**20}
 # -- the key ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (1, TypeError, "kvoffload_watch must be true, false or a mapping, got 1"),
-        (
-            {"secret": "x", "clock": 1},
-            ValueError,
-            r"kvoffload_watch has unknown keys: clock, secret \(known: memory, policies, slots, p",
-        ),
-        ({"interval": 0}, ValueError, r"kvoffload_watch: interval must be in \(0, 1e\+09\], got 0"),
-        ({"interval": True}, TypeError, "kvoffload_watch: interval must be a number, got True"),
-        ({"memory": 2}, TypeError, "kvoffload_watch: memory must be a sequence of numbers, got 2"),
-    ],
-)
-def test_values_that_are_not_legal(value, error, message):
-    with pytest.raises(error, match=message):
-        KVOffloadSpec(configuration(20, kvoffload_watch=value))
-
-
 def test_off_and_on():
     for value in ({}, {"kvoffload_watch": False}):
         manager = KVOffloadSpec(configuration(20, **value)).get_manager()

@@ -30,19 +30,15 @@ from tests.vllm.watched import Request, Time, keys_of, watch_all, watched
 def test_the_same_decisions_with_a_watch(cache_policy):
     seen = dict.fromkeys(("asked", "missed", "stored", "evicted", "declined", "refused"), 0)
 
-    def build(kind, cache_policy, **arguments):
-        del kind
-        watch = watch_all(slots=16, policies=("arc",))
-        manager = KVOffloadManager(cache_policy=cache_policy, watch=watch, **arguments)
-        managers.append(manager)
-        return manager
+    class Watched(KVOffloadManager):
+        def __init__(self, **arguments):
+            super().__init__(**arguments, watch=watch_all(slots=16, policies=("arc",)))
 
     for number in range(max(1, SEQUENCES // 3)):
-        managers: list[KVOffloadManager] = []
-        run_sequence(SEED + number, "manager", cache_policy, build)
-        counters = managers[0].watch.counters()
-        managers[0].watch.report()
-        check_invariants(managers[0])
+        _, manager = run_sequence(SEED + number, cache_policy, Watched).both
+        counters = manager.watch.counters()
+        manager.watch.report()
+        check_invariants(manager)
         assert counters["missed"] <= counters["asked"]
         assert sum(counters["causes"]) <= counters["missed"]
         for name in seen:
@@ -189,18 +185,6 @@ def test_a_preempted_request_asks_for_what_it_had_generated():
     assert manager.watch.counters()["asked"] == 7
 
 
-def test_a_request_that_looks_nothing_up_asks_for_nothing():
-    manager = watched(100, policies=("arc",))
-    request = Request(manager, keys_of("a", range(10)), first=10)
-    request.run()
-    counters = manager.watch.counters()
-    assert (counters["requests"], counters["asked"], counters["stored"]) == (0, 0, 10)
-    assert sum(len(each) for each in manager.watch._core.order()) == 10
-    assert [mini.quarters[0].asked for mini in manager.watch._shadows.minis] == [0]
-    Request(manager, request.keys).run()
-    assert manager.watch.counters()["missed"] == 0
-
-
 @pytest.mark.parametrize("cache_policy", ["lru", "hit-density"])
 def test_a_primary_tier_counts_what_a_manager_alone_does(cache_policy):
     """vLLM's tiering manager tells it of no new request."""
@@ -216,28 +200,30 @@ def test_a_primary_tier_counts_what_a_manager_alone_does(cache_policy):
     assert manager.watch.counters()["requests"] == len(runs)
 
 
-def test_a_sliding_window_is_looked_up_from_its_end():
-    manager = watched(100)
-    keys = keys_of("a", range(10))
-    request = Request(manager, keys, first=10)
-    for key in reversed(keys[6:]):
-        manager.lookup(key, request.context)
-    request.store()
-    request.finish()
-    assert manager.watch.counters()["asked"] == 4
-
-
-def test_lookups_of_requests_that_take_turns():
-    manager = watched(100)
-    one, two = (Request(manager, keys_of(name, range(8)), first=8) for name in "ab")
-    for place in range(8):
-        manager.lookup(one.keys[place], one.context)
-        if place >= 5:
-            manager.lookup(two.keys[place], two.context)
-    for request in (one, two):
-        request.store()
-        request.finish()
-    assert manager.watch.counters()["asked"] == 8 + 3
+def test_a_request_asks_from_the_first_place_that_it_looks_up():
+    """Forwards or, as of a window, backwards, and in turn with others; or it asks for nothing."""
+    rng = random.Random(SEED)
+    manager = watched(1000, policies=("arc",), policy_slots=2**20)
+    num_requests = asked = 0
+    for _ in range(40):
+        some = [Request(manager, keys_of(name, range(12)), first=99) for name in "abc"]
+        least = dict.fromkeys(some, 12)
+        turns = rng.sample(some, 3)
+        for one in (turns + turns)[: rng.randint(0, 6)]:
+            first, step = rng.randrange(12), rng.choice((1, -1))
+            for place in range(12)[first::step][: rng.randint(1, 9)]:
+                manager.lookup(one.keys[place], one.context)
+                least[one] = min(least[one], place)
+        for one, first in least.items():
+            one.store()
+            one.finish()
+            num_requests += first < 12
+            asked += 12 - first
+    counters = manager.watch.counters()
+    assert (counters["requests"], counters["asked"]) == (num_requests, asked)
+    assert counters["stored"] == sum(map(len, manager.watch._core.order())) == 36
+    (mini,) = manager.watch._shadows.minis
+    assert sum(quarter.asked for quarter in mini.quarters) == asked
 
 
 def causes(manager):
@@ -503,7 +489,10 @@ class GroupedRequest:
         end = len(keys)
         for group in full:
             end = self.forwards(group, local, end) - (group in drafting)
-        if end > local:
+        self.found = end = max(end, local)
+        before = 0
+        while local < end != before:  # until all have their windows
+            before = end
             for group in others:
                 end = self.backwards(group, local, end)
         self.local, self.full, self.others, self.end = local, full, others, end
@@ -521,8 +510,8 @@ class GroupedRequest:
                 return place + 1
         return start
 
-    def run(self, stored=None):
-        """Load what was hit, store the rest; of the others the chunk that ends at `stored`."""
+    def run(self, stored=None, others=None):
+        """Load what was hit, store the rest; of `others` the chunk that ends at `stored`."""
         loads = [key for group in self.full for key in self.keys[group][self.local : self.end]]
         if self.end > self.local:
             loads += [self.keys[group][self.end - 1] for group in self.others]
@@ -530,7 +519,8 @@ class GroupedRequest:
             self.manager.complete_load(set(loads), self.context)
         stores = [key for group in self.full for key in self.keys[group][self.end :]]
         if stored is not None:
-            stores += [self.keys[group][stored - 1] for group in self.others]
+            others = self.others if others is None else others
+            stores += [self.keys[group][stored - 1] for group in others]
         output = self.manager.prepare_store(stores, self.context)
         self.manager.complete_store(set(output.keys_to_store), self.context)
         self.manager.on_request_finished(self.context)
@@ -538,41 +528,42 @@ class GroupedRequest:
 
 
 @pytest.mark.parametrize(
-    ("full", "others"), [((0,), (1,)), ((1,), (0,)), ((1, 2), (0, 3)), ((0, 3), (1, 2))]
+    ("full", "others", "drafting"),
+    [
+        ((0,), (1,), ()),
+        ((1,), (0,), (1,)),
+        ((2,), (0, 1), ()),
+        ((1, 2), (0, 3), ()),
+        ((0, 3), (1, 2), (3,)),
+    ],
 )
-def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
-    manager = in_groups(400, full, others, policies=("arc",))
-    keys = keys_of("a", range(20))
-    ask = [manager, keys, full, others]
-    GroupedRequest(*ask).run(stored=20)
-    assert GroupedRequest(*ask).run(stored=20).end == 20
-    # Another prompt that begins alike, and whose window nobody stored.
-    ask[1] = keys[:12] + keys_of("b", range(8))
-    assert GroupedRequest(*ask).run(stored=20).end == 0
+def test_what_windows_keep_from_being_loaded_is_counted(full, others, drafting):
+    """Prompts that begin alike; of some the windows are stored, or some of them."""
+    rng, chains = random.Random(SEED), [[]]
+    manager = in_groups(20_000, full, others, policies=("arc",), policy_slots=2**20)
+    tails = asked = loaded = 0
+    for number in range(200):
+        shared = rng.choice(chains)[: rng.choice((4, 12, 99))]
+        chains.append(shared + keys_of(f"{number:03}", range(rng.randint(1, 8))))
+        local = rng.randint(0, min(4, len(shared)))
+        request = GroupedRequest(manager, chains[-1], full, others, local, drafting)
+        request.run(
+            rng.randint(request.end + 1, len(chains[-1])),
+            rng.sample(others, rng.randint(0, len(others))),
+        )
+        tails += request.found - request.end
+        asked += len(chains[-1]) - local
+        loaded += request.end - local
     counters = manager.watch.counters()
-    assert counters["tail_missed_tokens"] == 12 * 16
-    # One full group stands for all.
-    assert (counters["requests"], counters["asked"], counters["missed"]) == (3, 60, 40)
-    assert sum(sum(each) for each in counters["judged"]) == 60
-    # All of them take room.
-    of_prompt, of_other = 20 * len(full) + len(others), 8 * len(full) + len(others)
-    assert counters["stored"] == of_prompt + of_other
-    assert sum(map(len, manager.watch._core.order())) == of_prompt + of_other
+    assert counters["tail_missed_tokens"] == 16 * tails > 0
+    # One full group stands for all; all of them take room.
+    assert (counters["requests"], counters["asked"]) == (200, asked)
+    assert counters["missed"] == asked - loaded
+    assert sum(sum(each) for each in counters["judged"]) == asked
+    assert counters["stored"] == sum(map(len, manager.watch._core.order()))
     (mini,) = manager.watch._shadows.minis
-    assert sum(each.asked for each in mini.quarters) == 60
-    assert sum(each.stored for each in mini.quarters) == of_prompt + of_other
-    # The device had part of it.
-    ask[1] = keys[:12] + keys_of("c", range(8))
-    GroupedRequest(*ask, local=4).run(stored=20)
-    assert [point.policy for point in manager.watch.report().points][-1] == "arc"
-    assert manager.watch.counters()["tail_missed_tokens"] == (12 + 8) * 16
-    # A part is loaded.
-    ask[1] = [*keys, *keys_of("d", range(3))]
-    request = GroupedRequest(*ask).run(stored=22)
-    assert request.end == 20
-    ask[1] = [*keys, *keys_of("d", range(3)), *keys_of("e", range(3))]
-    GroupedRequest(*ask, local=0).run(stored=23)
-    assert manager.watch.counters()["tail_missed_tokens"] == (12 + 8 + 1) * 16
+    assert sum(each.asked for each in mini.quarters) == asked
+    assert sum(each.stored for each in mini.quarters) == counters["stored"]
     check_invariants(manager)
 
 
@@ -592,30 +583,6 @@ def test_of_lookups_that_are_repeated_the_furthest_before_the_first_access_count
     second.backwards(1, 0, 12)
     second.run()
     assert manager.watch.counters()["tail_missed_tokens"] == 24 * 16
-
-
-def test_the_first_of_two_states_may_be_there():
-    manager = in_groups(400, (2,), (0, 1))
-    keys = keys_of("a", range(6))
-    first = GroupedRequest(manager, keys, (2,), (0, 1))
-    first.others = (0,)
-    first.run(stored=6)
-    assert GroupedRequest(manager, keys, (2,), (0, 1)).run().end == 0
-    assert manager.watch.counters()["tail_missed_tokens"] == 6 * 16
-
-
-@pytest.mark.parametrize("full", [(0,), (0, 2)])
-def test_the_last_chunk_of_a_group_that_drafts_is_not_missed(full):
-    manager = in_groups(400, full, (1,))
-    keys = keys_of("a", range(20))
-    ask = manager, keys, full, (1,)
-    GroupedRequest(*ask).run(stored=19)
-    for stored in (19, 20):
-        assert GroupedRequest(*ask, drafting=full[-1:]).run(stored=stored).end == 19
-    assert manager.watch.counters()["tail_missed_tokens"] == 0
-    other = keys[:12] + keys_of("b", range(8))  # whose window is missed, too
-    GroupedRequest(manager, other, full, (1,), drafting=full[-1:]).run()
-    assert manager.watch.counters()["tail_missed_tokens"] == 11 * 16
 
 
 def test_points_are_marked_where_tails_are_more_than_a_twentieth_of_the_hits():

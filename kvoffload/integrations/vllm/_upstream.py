@@ -3,7 +3,7 @@
 Structure
     ``interfaces/used.json`` lists the names of vLLM in use: module -> name -> rule. A file per
     minor release, such as ``interfaces/0.33.json``, has the results of the rules in that release;
-    ``.ci/vllm-interface.py`` writes it. `installed_release` describes the installed vLLM with the
+    ``.ci/interface.py`` writes it. `installed_release` describes the installed vLLM with the
     same rules and compares. Every other module imports vLLM's names from this one, which has only
     the listed ones. A new release of vLLM needs one more file. The rules are those of
     `kvoffload.integrations.structure`.
