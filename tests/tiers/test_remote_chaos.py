@@ -402,6 +402,23 @@ class TestRedisInTrouble:
             assert "evicts no blocks" in caplog.text
             tier.close()
 
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--cluster-enabled", "yes"), "its server is part of a cluster"),
+            (("--rename-command", "EVAL", ""), "its server has no scripts (EVAL)"),
+        ],
+    )
+    def test_a_server_that_does_not_suffice_is_refused_by_name(self, caplog, options, why) -> None:
+        with redis_server("--maxmemory", "64mb", *options) as server:
+            tier, region = World(server, open_redis).open()
+            assert set(check(tier, region, 1)) == {Status.FAILED}
+            run(tier, tier.put(KEYS[:1], [0], PATIENCE_S))
+            settle(tier)
+            assert tier.stats()["store_ok"] == 0
+            tier.close()
+        assert f"is refused: {why}" in caplog.text
+
 
 class TestCredentials:
     SECRET = "s3cr3t-passw0rd"

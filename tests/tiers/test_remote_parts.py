@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,3 +252,27 @@ def test_a_directory_that_grows_is_swept_before_the_period(
             return not is_busy(tier) and (done.status == Status.OK).sum() <= 32 + 2
 
         wait_until(is_swept)
+
+
+def test_a_sweep_before_anything_was_stored_makes_nothing(tmp_path: Path) -> None:
+    with DirectoryTier(tmp_path / "kv", 2**20, namespace=NAMESPACE) as tier:
+        assert tier.sweep() is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("happens", "status"), [(False, Status.FAILED), (True, Status.OK)])
+def test_an_answer_of_a_file_server_may_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool, status: Status
+) -> None:
+    """A link that was made counts, although the call reports an error; another does not."""
+    link = os.link
+
+    def lose(*arguments: Any, **options: Any) -> None:
+        if happens:
+            link(*arguments, **options)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", lose)
+    with DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE, ack="stored") as tier:
+        tier.attach(Region.allocate(1, 4096))
+        assert run(tier, tier.put([b"key"], [0], PATIENCE_S)).status.tolist() == [status]

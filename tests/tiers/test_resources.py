@@ -6,7 +6,9 @@ a region, a process that is killed while it opens a slab, a daemon without stand
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import logging
 import os
 import stat
@@ -33,6 +35,7 @@ from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
 from tests.tiers.inside import descriptors, doubt, medium_of, settle
+from tests.tiers.servers import make_bucket, s3_options, s3_server
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -272,40 +275,63 @@ def test_what_is_made_is_for_its_user_alone(
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
 
 
-def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:
-    """What a library writes to standard error, where there is none, goes to no file of a tier.
-
-    Folders may have a stream's number, and are closed all the same.
-    """
-    program = """
-import contextlib, os, sys
+DAEMON = """
+import contextlib, json, os, sys
 from kvoffload.testing.tiers import run
-from kvoffload.tiers import FileTier, Namespace, Region
+from kvoffload.tiers import FileTier, Namespace, ObjectTier, Region
 from kvoffload.tiers.folder import Folder
+
+def warn():  # as a library does
+    for stream in range(3):
+        with contextlib.suppress(OSError):
+            os.write(stream, b"warning: " * 1000)
 
 for stream in range(3):
     os.close(stream)
+place, options = sys.argv[1], {"namespace": Namespace("m", 4096), **json.loads(sys.argv[2])}
 for restored in (0, 1, 1):
-    tier = FileTier(sys.argv[1], 2**20, namespace=Namespace("m", 4096))
-    assert tier.num_restored == restored
-    for stream in range(3):
-        try:
-            os.write(stream, b"warning: " * 1000)
-        except OSError:
-            pass
-    tier.attach(Region.allocate(8, 4096))
+    if place.startswith("s3:"):
+        tier = ObjectTier(place, ack="stored", **options)
+    else:
+        tier = FileTier(place, 2**20, **options)
+        assert tier.num_restored == restored
+    warn()
+    region = Region.allocate(8, 4096)
+    region.array[:4096] = 7
+    tier.attach(region)
+    run(tier, tier.query([b"any"], 60))
     assert run(tier, tier.put([b"key"], [0], 60)).status.tolist() == [0]
+    warn()
     assert run(tier, tier.get([b"key"], [1], 60)).status.tolist() == [0]
-    tier.close(60)
-    folder = Folder.at(sys.argv[1])
-    assert folder.fd == 0
-    del folder
-    for stream in range(3):
-        with contextlib.suppress(OSError):
-            os.fstat(stream)
-            raise SystemExit(f"descriptor {stream} was left open")
+    assert region.read(1) == region.read(0)
+    assert tier.close(60)
+    if restored and not place.startswith("s3:"):
+        folder = Folder.at(place)
+        assert folder.fd == 0
+        del folder
+        for stream in range(3):
+            with contextlib.suppress(OSError):
+                os.fstat(stream)
+                raise SystemExit(f"descriptor {stream} was left open")
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["slab", pytest.param("s3", marks=pytest.mark.servers)])
+def test_no_file_or_socket_is_a_standard_stream_of_a_daemon(tmp_path: Path, kind: str) -> None:
+    """What a library writes to standard error, where there is none, goes to no file of a tier.
+
+    Folders may have a stream's number, and are closed all the same. The sockets of a client's
+    process would be covered by its own streams.
+    """
+    with contextlib.ExitStack() as running:
+        place, options = str(tmp_path), {}
+        if kind == "s3":
+            pytest.importorskip("obstore", reason="the tier needs the objects extra")
+            server = running.enter_context(s3_server())
+            make_bucket(server)
+            place, options = "s3://blocks/daemon", s3_options(server)
+        command = [sys.executable, "-c", DAEMON, place, json.dumps(options)]
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 def test_a_process_without_descriptors_is_told_so(
