@@ -56,18 +56,6 @@ def test_a_generation_is_its_name() -> None:
     assert Generation.of("é" * 64).name == "é" * 64
 
 
-@pytest.mark.parametrize("name", ["x" * 65, "two\nlines", "\ud800"])
-def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
-        Generation.of(name)
-    with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
-        open_tier("memory:?capacity=1MB", NAMESPACE, name)
-    with MemoryTier(2**20, namespace=NAMESPACE) as tier:
-        with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
-            tier.forget(name)
-        assert tier.generation == ""
-
-
 def test_an_address_or_its_caller_names_the_generation() -> None:
     url = "memory:?capacity=1MB"
     for address, given in ((url, "step 5"), (f"{url}&generation=step%205", "")):

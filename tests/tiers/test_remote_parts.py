@@ -17,12 +17,10 @@ from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import (
     DirectoryTier,
     Namespace,
-    RedisTier,
     Region,
     State,
     Status,
     TieredStore,
-    open_tier,
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
@@ -73,30 +71,6 @@ class TestVerdicts:
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("dir:?capacity=1MB", "a directory must be given"),
-        ("dir:/nonexistent", "option capacity must be given"),
-        ("dir:/nonexistent?capacity=1MB&policy=lru", "option 'policy' must be one of"),
-        ("dir:/nonexistent?capacity=1MB&sweep=0", "sweep_s must be a number > 0"),
-        ("dir:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
-        ("redis:host", "^url must read redis://host"),
-        ("redis://host/x", "^url must have a database number as its path, as in /0, got '/x'$"),
-        ("redis://host/0/1", "number as its path, as in /0, got '/0/1'$"),
-        ("rediss://host/-1", "number as its path, as in /0, got '/-1'$"),
-        ("redis://host/1234567890", "number as its path, as in /0, got '/1234567890'$"),
-        ("redis://host?capacity=1MB", "option 'capacity' must be one of"),
-        ("s3:bucket", "^url must begin with .* name a bucket"),
-    ],
-)
-def test_what_is_wrong_is_refused(url: str, message: str) -> None:
-    pytest.importorskip("redis", reason="the tier needs the redis extra")
-    pytest.importorskip("obstore", reason="the tier needs the objects extra")
-    with pytest.raises(ValueError, match=message):
-        open_tier(url, NAMESPACE)
-
-
-@pytest.mark.parametrize(
     ("package", "url", "extra"),
     [
         ("redis", "redis://127.0.0.1:1", "kvoffload[redis]"),
@@ -116,15 +90,6 @@ else:
     raise SystemExit("no error")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_unknown_options_of_a_connection_are_refused() -> None:
-    pytest.importorskip("redis", reason="the tier needs the redis extra")
-    with pytest.raises(TypeError, match="connection_options must be arguments") as caught:
-        RedisTier(
-            "redis://:secret@127.0.0.1", namespace=NAMESPACE, connection_options={"colour": "red"}
-        )
-    assert "secret" not in str(caught.value)
 
 
 def test_an_engine_finds_what_another_one_stored(tmp_path: Path) -> None:

@@ -282,41 +282,6 @@ def test_touches_do_not_pile_up_while_a_medium_hangs(world: World) -> None:
     assert told == [KEYS[:1], KEYS[1:2]]
 
 
-def test_arguments() -> None:
-    with pytest.raises(TypeError, match="store must be a RemoteStore, got 'dict'"):
-        RemoteTier("dict")
-    with pytest.raises(TypeError, match="namespace must be a Namespace, got 'model'"):
-        DictStore("model")
-    with RemoteTier(DictStore()) as tier:
-        assert repr(tier) == "RemoteTier('', name='remote')"
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        ({"threads": 0}, ValueError, "threads must be >= 1, got 0"),
-        ({"threads": 1025}, ValueError, "threads must be <= 1024, got 1025"),
-        ({"threads": True}, TypeError, "threads must be an integer, got True"),
-        ({"staging_bytes": -1}, ValueError, "staging_bytes must be >= 0, got -1"),
-        ({"ack": "sent"}, ValueError, "ack must be 'copied' or 'stored', got 'sent'"),
-        ({"enable_events": 1}, TypeError, "enable_events must be True or False, got 1"),
-        ({"max_queued_bytes": -1}, ValueError, "max_queued_bytes must be >= 0, got -1"),
-        ({"max_queued_bytes": 0.5}, TypeError, "max_queued_bytes must be an integer, got 0.5"),
-        ({"name": 5}, TypeError, "name must be text, got 5"),
-        ({"generation": 5}, TypeError, "generation must be text, got 5"),
-        (
-            {"generation": "a\nb"},
-            ValueError,
-            "generation must be at most 64 printable characters, got 'a\\nb'",
-        ),
-    ],
-)
-def test_options(options: dict, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind) as caught:
-        TierOptions(**options)
-    assert str(caught.value) == text
-
-
 def test_options_as_text() -> None:
     text = {
         "threads": "8",
@@ -336,16 +301,6 @@ def test_options_as_text() -> None:
         max_queued_bytes=2**30,
         generation="step 5",
     )
-    with pytest.raises(ValueError, match="option 'thread' must be one of threads, queue, name"):
-        read_options({"thread": "8"})
-    with pytest.raises(
-        ValueError, match=r"option staging must be bytes, as 4096, .*got '8 parsecs'"
-    ):
-        read_options({"staging": "8 parsecs"})
-    with pytest.raises(TypeError, match=r"^options must be a mapping, got 3$"):
-        read_options(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^option threads must be text, got 3$"):
-        read_options({"threads": 3})  # type: ignore[dict-item]
 
 
 def test_a_buffer_may_be_filled_in_place(world: World) -> None:
