@@ -3,8 +3,10 @@
 import importlib
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from kvoffload import (
     BlockNotPinnedError,
     CPUOffloadingManager,
     Hints,
+    PrepareStoreOutput,
     RequestFinishedError,
 )
 from kvoffload.policies import registry
@@ -117,10 +120,13 @@ class Engine:
             self.store.step()
             assert time.monotonic() < until
 
+    def is_at_work(self) -> bool:
+        """Return whether a tier does anything."""
+        return self.store.busy or any(map(is_busy, self.store.tiers))
+
     def quiet(self) -> None:
-        """Wait until no tier does anything."""
-        tiers = self.store.tiers
-        self.step_until(lambda: not self.store.busy and not any(map(is_busy, tiers)))
+        """Wait until nothing is under way."""
+        self.step_until(lambda: not self.is_at_work())
         stats = self.store.manager.stats()
         assert (stats["pinned"], stats["pending"]) == (0, 0)
 
@@ -152,22 +158,130 @@ def calls_of_store(store: TieredStore) -> list[Callable[[], object]]:
     return [*(partial(call, KEYS[:1]) for call in calls), *others]
 
 
-class TestThrough:
-    def test_blocks_that_left_come_back(self) -> None:
-        tiers = [memory(), memory()]
-        engine = make(tiers)
-        engine.compute(KEYS[:8])
-        assert engine.store.lookup(KEYS) == (8, 8)
-        engine.quiet()
-        engine.compute_all(KEYS[8:16])
-        assert engine.store.lookup(KEYS[:16]) == (0, 16)
-        assert engine.store.lookup(KEYS) == (0, 16)
-        assert engine.fetch(KEYS[:8]) == 8
-        assert engine.store.lookup(KEYS) == (8, 16)
-        stats = engine.store.stats()
-        assert (stats["fetches"], stats["fetched_blocks"], stats["written_blocks"]) == (1, 8, 32)
-        assert all((tier.lookup(KEYS[:16]) == State.HIT).all() for tier in tiers)
+class Model:
+    """A store in plain words: a manager for host memory, and a set of keys for each tier.
 
+    Each call of it says what is so when nothing is under way any longer.
+    """
+
+    def __init__(self, write: str, num_tiers: int) -> None:
+        self.write = write
+        self.host = CPUOffloadingManager(16, HOST, "lru")
+        self.tiers: list[set[bytes]] = [set() for _ in range(num_tiers)]
+        self.corrupt: set[tuple[int, bytes]] = set()
+        self.storing: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+
+    def tier_of(self, key: bytes) -> int | None:
+        return next((index for index, tier in enumerate(self.tiers) if key in tier), None)
+
+    def is_somewhere(self, key: bytes) -> bool:
+        is_there = key in self.host or self.tier_of(key) is not None
+        return is_there and key not in self.storing
+
+    def lookup(self, keys: list[bytes]) -> tuple[int, int]:
+        ready = self.host.lookup(keys)
+        return ready, ready + len([*takewhile(self.is_somewhere, keys[ready:])])
+
+    def prepare_store(self, keys: list[bytes]) -> PrepareStoreOutput:
+        output = self.host.prepare_store(keys)
+        if self.write == "demote":
+            gone = [key for key in output.block_hashes_evicted if self.tier_of(key) is None]
+            self.tiers[0].update(gone)
+            self.counts["demoted_blocks"] += len(gone)
+        self.storing.update(output.block_hashes_to_store)
+        return output
+
+    def complete_store(self, keys: list[bytes], success: bool) -> None:
+        keys = [key for key in keys if key in self.storing]
+        self.host.complete_store(keys, success)
+        self.storing.difference_update(keys)
+        if success and self.write == "through":
+            for tier in self.tiers:
+                self.counts["written_blocks"] += len(set(keys) - tier)
+                tier.update(keys)
+
+    def fetch(self, keys: list[bytes]) -> int:
+        wanted = list(dict.fromkeys(takewhile(self.is_somewhere, keys)))
+        held = [key for key in wanted if key in self.host]
+        self.host.prepare_load(held)
+        self.prepare_store(wanted)
+        for key in wanted:
+            if key not in held:
+                self.load(key)
+        self.host.complete_load(held)
+        self.counts["fetches"] += 1
+        return len([*takewhile(lambda key: key in wanted and key in self.host, keys)])
+
+    def load(self, key: bytes) -> None:
+        while (index := self.tier_of(key)) is not None and (index, key) in self.corrupt:
+            self.corrupt.remove((index, key))
+            self.tiers[index].remove(key)
+        self.storing.remove(key)
+        self.host.complete_store([key], success=index is not None)
+        self.counts["fetch_failed_blocks" if index is None else "fetched_blocks"] += 1
+        for nearer in range(index or 0):
+            self.tiers[nearer].add(key)
+            self.counts["promoted_blocks"] += 1
+
+
+def serve(engine: Engine, model: Model, keys: list[bytes], chance: random.Random) -> None:
+    """Serve a prompt, some of whose blocks come later; its stores may fail, or go on after it."""
+    some, success = chance.randrange(len(keys) + 1), chance.random() < 0.8
+    with engine.store.begin(keys[:some]) as request:
+        request.extend(keys[some:])
+        assert request
+        assert request.hashes == tuple(keys)
+        for part in (keys[:some], keys[some:]):
+            model.host.touch(part)
+        for start in (0, some):
+            assert request.lookup(start) == model.lookup(keys[start:])
+        ended = engine.wait(request.fetch(some))
+        assert ended.num_blocks == model.fetch(keys[some:])
+        engine.verify(keys[some:], ended)
+        request.complete_load(some, some + ended.num_blocks)
+        engine.step_until(lambda: not engine.is_at_work())
+        begun = []
+        for start, stop in ((0, some), (some, len(keys))):
+            output, same = request.prepare_store(start, stop), model.prepare_store(keys[start:stop])
+            assert output.block_hashes_evicted == same.block_hashes_evicted
+            begun += same.block_hashes_to_store
+            engine.write(output, success)
+    model.host.touch(keys)
+    if chance.random() < 0.8:
+        request.complete_store(success)
+        model.complete_store(begun, success)
+
+
+@pytest.mark.parametrize("write", ["through", "demote"])
+def test_a_store_is_what_the_model_says(write: str, seed: int) -> None:
+    """Its blocks, their order, the tiers and the counters, while blocks are damaged."""
+    chance = random.Random(seed)
+    engine, model = make([faulty(), faulty()], write, spare=HOST), Model(write, 2)
+    store = engine.store
+    for _ in range(300):
+        start = chance.randrange(6) * 8
+        keys = KEYS[start : start + chance.randrange(5)]
+        serve(engine, model, keys + chance.sample(keys, len(keys) // 2), chance)
+        if len(model.storing) > 2 or chance.random() < 0.1:
+            store.complete_store(model.storing, success=False)
+            model.complete_store([*model.storing], success=False)
+        engine.step_until(lambda: not engine.is_at_work())
+        assert list(store.manager.policy.blocks) == list(model.host.policy.blocks)
+        for tier, there in zip(store.tiers, model.tiers, strict=True):
+            assert {key for key in KEYS if tier.state(key) == State.HIT} == there
+            tier.health(reset=True)
+        counts = Counter({**store.stats(), "free_buffers": 0})
+        assert +counts == +model.counts
+        for index, key in enumerate(chance.sample(KEYS, 2)):
+            if key in model.tiers[index] and (index, key) not in model.corrupt:
+                store.tiers[index].flip(key)
+                model.corrupt.add((index, key))
+    assert len(counts) - len(+counts) <= 4
+    store.complete_store(model.storing, success=False)
+
+
+class TestThrough:
     def test_blocks_are_pinned_until_every_tier_has_them(self) -> None:
         slow = faulty(ack="stored")
         engine = make([memory(), slow])
@@ -179,14 +293,6 @@ class TestThrough:
         slow.resume()
         engine.quiet()
         assert engine.compute(KEYS[8:10]) == KEYS[:2]
-
-    def test_a_store_that_failed_goes_nowhere(self) -> None:
-        tier = memory()
-        engine = make([tier])
-        engine.compute(KEYS[:4], success=False)
-        assert engine.store.lookup(KEYS[:4]) == (0, 0)
-        engine.quiet()
-        assert (tier.lookup(KEYS[:4]) == State.MISS).all()
 
 
 class TestDeclining:
@@ -226,19 +332,6 @@ class TestDeclining:
 
 
 class TestDemote:
-    def test_what_leaves_is_saved_first(self) -> None:
-        tier = memory()
-        engine = make([tier], "demote", spare=4)
-        engine.compute(KEYS[:8])
-        assert (tier.lookup(KEYS[:8]) == State.MISS).all(), "nothing is written before it has to be"
-        assert engine.compute(KEYS[8:12]) == KEYS[:4]
-        engine.quiet()
-        assert tier.lookup(KEYS[:12]).tolist() == [State.HIT] * 4 + [State.MISS] * 8
-        assert engine.store.stats()["demoted_blocks"] == 4
-        assert engine.store.stats()["free_buffers"] == 4
-        assert engine.store.lookup(KEYS[:12]) == (0, 12)
-        assert engine.fetch(KEYS[:4]) == 4
-
     def test_without_a_buffer_it_is_dropped_and_counted(self) -> None:
         slow = faulty(ack="stored")
         engine = make([slow], "demote", spare=3)
@@ -267,30 +360,6 @@ class TestDemote:
         assert engine.store.stats()["demote_dropped_blocks"] == 4
         assert engine.store.stats()["free_buffers"] == 8
 
-    def test_bytes_of_a_failed_store_are_nobodys(self) -> None:
-        """A block whose store failed keeps its slot's bytes; they are never saved under its key."""
-        tier = memory()
-        engine = make([tier], "demote", spare=8)
-        engine.compute(KEYS[:2], success=False)
-        engine.compute([KEYS[40]])  # takes one of the slots
-        engine.compute(KEYS[:2])
-        engine.compute_all(KEYS[8:14])
-        engine.compute_all(KEYS[16:24])
-        for key in KEYS[:2]:
-            assert engine.fetch([key]) == 1
-
-    def test_what_a_tier_has_is_not_saved_again(self) -> None:
-        tier = memory()
-        engine = make([tier], "demote", spare=8)
-        engine.compute(KEYS[:8])
-        engine.compute_all(KEYS[8:16])
-        assert engine.fetch(KEYS[:8]) == 8
-        engine.quiet()
-        moved = tier.stats()["put_bytes"]
-        engine.compute(KEYS[16:24])  # KEYS[:8] leave once more
-        engine.quiet()
-        assert tier.stats()["put_bytes"] == moved
-
 
 class TestFetch:
     def prepared(self, *tiers, **options) -> Engine:
@@ -298,18 +367,6 @@ class TestFetch:
         engine = make([*tiers], **options)
         engine.compute_all(KEYS[:8], KEYS[8:16])
         return engine
-
-    def test_a_corrupt_block_is_asked_of_the_next_tier(self) -> None:
-        first, second = faulty(), memory()
-        engine = self.prepared(first, second)
-        first.flip(KEYS[2])
-        first.flip(KEYS[5])
-        assert engine.fetch(KEYS[:8]) == 8
-        engine.quiet()
-        assert first.stats()["get_corrupt"] == 2
-        assert second.stats()["get_ok"] == 2
-        assert (first.lookup(KEYS[:8]) == State.HIT).all(), "promoted"
-        assert engine.store.stats()["promoted_blocks"] == 2
 
     def test_a_hung_tier_leaves_time_for_the_next(self) -> None:
         first, second = faulty(), memory()
@@ -365,26 +422,6 @@ class TestFetch:
         assert tier.stats()["get_ok"] == 6
         engine.store.complete_load(KEYS[:6])
         engine.store.complete_load(KEYS[:4])
-
-    def test_fetches_of_a_key_twice_and_of_nothing(self) -> None:
-        engine = self.prepared(memory())
-        assert engine.fetch([KEYS[0], KEYS[1], KEYS[0], KEYS[15], KEYS[15]]) == 5
-        with engine.store.begin([]) as request:
-            assert request
-            assert request.lookup() == (0, 0)
-            assert engine.wait(request.fetch()).num_blocks == 0
-            assert request.prepare_store().block_hashes_to_store == []
-        assert engine.fetch([]) == 0
-        assert engine.fetch(KEYS[8:12]) == 4
-        assert engine.fetch([b"unknown", *KEYS]) == 0
-
-    def test_what_the_engine_is_storing_ends_a_prefix(self) -> None:
-        engine = self.prepared(memory())  # the tier has the key, too
-        output = engine.store.prepare_store([KEYS[0]])
-        assert output is not None
-        assert engine.store.lookup([KEYS[0], KEYS[8]]) == (0, 0)
-        assert engine.fetch([KEYS[9], KEYS[0], KEYS[10]]) == 1
-        engine.store.complete_store([KEYS[0]], success=False)
 
     def test_late_blocks_serve_the_next(self) -> None:
         """A fetch whose time is over ends; what its tier gives later is in host memory."""
@@ -490,76 +527,6 @@ class TestFetch:
 
 
 class TestRequests:
-    def test_a_prompt_is_computed_in_steps_and_comes_back(self) -> None:
-        engine = make([memory()])
-        with engine.store.begin(KEYS[:5]) as request:
-            assert len(request) == 5
-            assert request.lookup() == (0, 0)
-            for start, stop in ((0, 2), (2, 5)):
-                output = request.prepare_store(start, stop)
-                assert output.block_hashes_to_store == KEYS[start:stop]
-                engine.write(output)
-            request.extend(KEYS[5:7])
-            assert request.hashes == tuple(KEYS[:7])
-            engine.write(request.prepare_store(5))
-            assert request.lookup() == (0, 0)  # being stored
-            request.complete_store()
-            assert request.lookup() == (7, 7)
-        assert request.is_finished
-        engine.quiet()
-        assert engine.store.stats()["written_blocks"] == 7
-        engine.compute_all(KEYS[8:16])
-        with engine.store.begin(KEYS[:8]) as request:
-            assert request.lookup() == (0, 7)
-            assert request.lookup(2) == (0, 5)
-            ended = engine.wait(request.fetch(2, 6))
-            assert ended.num_blocks == 4
-            engine.verify(KEYS[2:6], ended)
-            assert request.lookup(2) == (4, 5)
-            spec = request.prepare_load(2, 3)
-            assert spec.block_ids.tolist() == ended.block_ids[:1].tolist()
-        request.complete_load(2, 3)
-        request.complete_load(2, 6)
-
-    def test_its_calls_are_those_of_the_store(self) -> None:
-        """To the block, the pins, the counters and the events."""
-        chance = random.Random(7)
-        engines = [make([memory(6, "near"), memory(24, "far")]) for _ in range(2)]
-        for _ in range(300):
-            start = chance.randrange(8) * 6
-            keys = KEYS[start : start + chance.randrange(1, 7)]
-            success = chance.random() < 0.9
-            stores = [engine.store for engine in engines]
-            with stores[0].begin(keys) as request:
-                stores[1].touch(keys)
-                found = request.lookup()
-                assert found == stores[1].lookup(keys)
-                ended = engines[0].wait(request.fetch())
-                other = engines[1].wait(stores[1].fetch(keys))
-                assert ended.block_ids.tolist() == other.block_ids.tolist()
-                engines[0].verify(keys, ended)
-                output, same = request.prepare_store(), stores[1].prepare_store(keys)
-                request.complete_load(0, ended.num_blocks)
-                stores[1].complete_load(keys[: ended.num_blocks])
-            stores[1].manager.touch(keys)
-            assert (output is None) == (same is None)
-            if output is not None:
-                assert output.block_hashes_to_store == same.block_hashes_to_store
-                assert output.block_hashes_evicted == same.block_hashes_evicted
-                for engine, stored in zip(engines, (output, same), strict=True):
-                    engine.write(stored)
-                request.complete_store(success)
-                stores[1].complete_store(same.block_hashes_to_store, success)
-            for engine in engines:
-                engine.quiet()
-            assert stores[0].stats() == stores[1].stats()
-            assert stores[0].manager.stats() == stores[1].manager.stats()
-            for tiers in zip(*(store.tiers for store in stores), strict=True):
-                assert [*tiers[0].take_events()] == [*tiers[1].take_events()]
-        assert stores[0].stats()["fetched_blocks"] > 100
-        for store in stores:
-            store.close()
-
     def test_a_session_that_ends_releases_its_blocks_in_every_tier(self) -> None:
         engine = make([memory(blocks=4)])
         for keys in (KEYS[:2], KEYS[2:4]):
