@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S
+from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import FileTier, Region, Status, TierSpaceError
 from tests.isolated.scripts import run_script
 from tests.tiers.inside import slots_of, wait_until
@@ -325,35 +325,6 @@ def _called_by_threads() -> list[str]:
 # -- hangs -----------------------------------------------------------------------------------------
 
 
-class Timed:
-    """Calls and jobs of a tier, each timed."""
-
-    def __init__(self, tier: FileTier) -> None:
-        self.tier = tier
-        self.worst = self.excess = 0.0
-
-    def __call__(self, call, *arguments):
-        before = time.monotonic()
-        result = call(*arguments)
-        self.worst = max(self.worst, time.monotonic() - before)
-        return result
-
-    def ends(self, job: int, deadline_s: float) -> list[int]:
-        """Wait for a job; return its statuses."""
-        before = time.monotonic()
-        assert self.tier.wait([job], PATIENCE_S)
-        self.excess = max(self.excess, time.monotonic() - before - deadline_s)
-        (done,) = self.tier.poll()
-        assert done.job == job
-        return done.status.tolist()
-
-    def report(self, what: str) -> None:
-        report(
-            f"{what}: the longest call took {1000 * self.worst:.1f} ms, no job more than "
-            f"{1000 * self.excess:.1f} ms beyond its deadline (stated: 50)"
-        )
-
-
 def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
     """``fsfreeze``: writes hang. A late job ends when the kernel lets go; the breaker is open."""
     universe = Universe(100)
@@ -374,7 +345,7 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
             assert health.late_jobs >= 1
             ends = {done.job: done.status.tolist() for done in tier.poll()}
             again = tier.put(universe.keys[90:92], [30, 31], 0.1)
-            assert Timed(tier).ends(again, 0.1) == [Status.UNAVAILABLE] * 2
+            assert run(tier, again).status.tolist() == [Status.UNAVAILABLE] * 2
         assert tier.wait(jobs, PATIENCE_S)
         ends.update({done.job: done.status.tolist() for done in tier.poll()})
         assert set(ends) == set(jobs)
@@ -388,27 +359,22 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ack", ["copied", "stored"])
 def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
-    """SIGSTOP to the process that serves the file system: reads and writes hang.
-
-    Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
-    test.
-    """
+    """SIGSTOP to the process that serves the file system: reads and writes hang."""
     universe = Universe(300)
     deadline_s = 0.15
     with new_fuse_disk(tmp_path, 32) as (folder, server):
         tier, region = open_slab(folder / "kv", 300, staged=True, ack=ack, threads=4)
         assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
-        timed = Timed(tier)
         stop(server)
         try:
             statuses, puts = [], []
             for number in range(8):
                 region.array[:] = 0xEE
                 keys = universe.keys[4 * number : 4 * number + 4]
-                statuses += timed.ends(timed(tier.get, keys, range(4), deadline_s), deadline_s)
+                statuses += run(tier, tier.get(keys, range(4), deadline_s)).status.tolist()
                 keys = universe.keys[100 + number :][:1]
-                puts += timed.ends(timed(tier.put, keys, [0], deadline_s), deadline_s)
+                puts += run(tier, tier.put(keys, [0], deadline_s)).status.tolist()
             assert set(statuses) == {Status.TIMEOUT, Status.UNAVAILABLE}
             if ack == "copied":
                 assert puts[0] == Status.OK, "a hung server does not keep the caller waiting"
@@ -432,7 +398,6 @@ def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
         assert set(found.values()) == {Status.OK}
         # What was put while the server slept has the bytes of that moment, whatever they were.
         assert tier.close(PATIENCE_S)
-    timed.report(f"stopped, ack {ack}")
 
 
 def test_close_of_a_hung_tier(tmp_path: Path) -> None:

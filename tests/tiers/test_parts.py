@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload import tiers
-from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS
 from kvoffload.testing.tiers import run
 from kvoffload.tiers import (
     DirectoryTier,
@@ -28,12 +27,9 @@ from kvoffload.tiers import (
     weights_identity,
 )
 from kvoffload.tiers.engine.breaker import FAILURES, Breaker
-from kvoffload.tiers.metrics import TierMetrics
-from kvoffload.tiers.native import io
 from kvoffload.tiers.options import ENTRY_POINTS
 from kvoffload.tiers.region import staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, stored_keys
-from kvoffload.tiers.tiered_store import TieredRequest
 from tests.isolated.scripts import run_script
 from tests.tiers.inside import Clock
 from tests.tiers.seals import Seal
@@ -41,33 +37,11 @@ from tests.tiers.seals import Seal
 pytestmark = pytest.mark.fast
 
 
-class TestSignatures:
-    PUBLIC = [*(getattr(tiers, name) for name in tiers.__all__), TieredRequest]
-    CLASSES = [each for each in PUBLIC if inspect.isclass(each)]
-
-    def test_booleans_are_given_by_name(self) -> None:
-        """But for `success` of a store's end, which managers have so as well."""
-        calls = [each for each in self.PUBLIC if inspect.isfunction(each)]
-        for each in self.CLASSES:
-            members = inspect.getmembers(each, inspect.isroutine)
-            calls += [call for name, call in members if name == "__init__" or name[0] != "_"]
-        by_position = {
-            f"{call.__qualname__}: {parameter.name}"
-            for call in calls
-            if inspect.isfunction(call) or inspect.ismethod(call)
-            for parameter in inspect.signature(call).parameters.values()
-            if "bool" in str(parameter.annotation).partition("[")[0]
-            and parameter.kind is not parameter.KEYWORD_ONLY
-        }
-        assert by_position == {
-            "TieredRequest.complete_store: success",
-            "TieredStore.complete_store: success",
-        }
-
-    def test_what_is_closed_is_a_context_manager(self) -> None:
-        closed = [each for each in self.CLASSES if hasattr(each, "close")]
-        assert len(closed) > 8
-        assert all(issubclass(each, contextlib.AbstractContextManager) for each in closed)
+def test_what_is_closed_is_a_context_manager() -> None:
+    public = [getattr(tiers, name) for name in tiers.__all__]
+    closed = [each for each in public if inspect.isclass(each) and hasattr(each, "close")]
+    assert len(closed) > 8
+    assert all(issubclass(each, contextlib.AbstractContextManager) for each in closed)
 
 
 class TestRegion:
@@ -268,16 +242,6 @@ class TestSeal:
         assert packed[8:48] == b"key".ljust(40, b"\0")
         assert packed == Seal.of(namespace.fingerprint, b"key", bytes(4096)).pack(generation)
 
-    def test_every_flipped_bit_is_seen(self) -> None:
-        packed = Seal(b"key", 4096, 99).pack(5)
-        assert io.valid_records(packed, 4096, 5)[1] == [b"key"]
-        assert io.valid_records(packed, 4096, 6)[1] == []
-        for bit in range(8 * SEAL_BYTES):
-            damaged = bytearray(packed)
-            damaged[bit // 8] ^= 1 << bit % 8
-            slots, *_, others = io.valid_records(bytes(damaged), 4096, 5)
-            assert (len(slots), others) == (0, 1), bit
-
     def test_keys_are_stored_as_they_are_or_digested(self) -> None:
         for length in range(1, 41):
             assert stored_key(b"k" * length) == b"k" * length
@@ -354,28 +318,6 @@ class TestBreaker:
         assert not breaker.allow()
         breaker.reset()
         assert breaker.allow()
-
-
-class TestMetrics:
-    def test_every_metric_has_its_samples(self) -> None:
-        metrics = TierMetrics()
-        metrics.blocks["put", 0] = 3
-        metrics.nbytes["put"] = 100
-        metrics.evicted["corrupt"] = 1
-        metrics.observe("get", 0.003)
-        metrics.observe("get", 100.0)
-        gauges = {metric.name: 1 for metric in TIER_METRICS if metric.kind == "gauge"}
-        del gauges["breaker"]
-        samples = list(metrics.samples(gauges, {"get": 0, "put": 1}))
-        assert {sample.metric for sample in samples} == set(TIER_METRICS)
-        for sample in samples:
-            assert tuple(sample.labels) == sample.metric.labels
-        (times,) = [
-            s.value for s in samples if s.labels == {"op": "get"} and s.metric[0] == "seconds"
-        ]
-        counts, total = times
-        assert (sum(counts), counts[-1], total) == (2, 1, 100.003)
-        assert len(counts) == len(SECONDS_BOUNDS) + 1
 
 
 class TestOpening:

@@ -370,6 +370,22 @@ def test_every_block_that_a_sweep_removes_is_reported(tmp_path: Path) -> None:
         assert len(set(left)) == len(left) == tier.stats()["removed_evicted"] == 28
 
 
+def test_a_generation_without_blocks_leaves_with_its_folders(tmp_path: Path) -> None:
+    with opened(tmp_path, 4) as (tier, _):
+        put(tier, 1)
+        old = path_of(tier, KEYS[0]).parents[1]
+        tier.forget("new")
+        put(tier, 4)
+        for path in (*old.rglob("*.kv"), *old.iterdir(), old):
+            age(path, 7200)
+        sweep(tier)
+        for path in (*old.iterdir(), old):
+            age(path, 7200)
+        sweep(tier)
+        assert not old.exists()
+        assert path_of(tier, KEYS[3]).exists()
+
+
 def test_only_what_a_dead_writer_left_long_ago_is_removed(tmp_path: Path) -> None:
     with opened(tmp_path, 4) as (tier, _):
         put(tier, 1)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import (
     DirectoryTier,
@@ -20,13 +19,10 @@ from kvoffload.tiers import (
     Region,
     State,
     Status,
-    TieredStore,
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
 from tests.tiers.inside import Clock, ask_anew, is_busy, wait_until
-
-from .test_tiered_store import KEYS, Engine
 
 NAMESPACE = Namespace("model", 4096)
 
@@ -90,24 +86,6 @@ else:
     raise SystemExit("no error")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_an_engine_finds_what_another_one_stored(tmp_path: Path) -> None:
-    """Two stores with a shared directory behind host memory, one after the other."""
-
-    def engine() -> Engine:
-        tier = DirectoryTier(tmp_path, 2**24, namespace=Namespace("store", 4096))
-        region = Region.allocate(8, 4096)
-        return Engine(TieredStore(region, CPUOffloadingManager(1, 8), [tier]))
-
-    first = engine()
-    first.compute(KEYS[:6])
-    first.quiet()
-    first.store.close(PATIENCE_S)
-    second = engine()
-    assert second.store.lookup(KEYS[:8]) == (0, 0), "nobody has asked"
-    assert second.fetch(KEYS[:8]) == 6
-    second.store.close(PATIENCE_S)
 
 
 def test_a_chain_is_probed_in_two_rounds() -> None:
