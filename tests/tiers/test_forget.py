@@ -12,7 +12,6 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status
-from kvoffload.tiers.local.slab import find_slabs
 from kvoffload.tiers.local.slab.layout import Header
 from tests.tiers.inside import wait_until
 
@@ -147,25 +146,6 @@ def test_killed_at_every_step(tmp_path: Path, step: str, when: str) -> None:
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
     assert found_after(tmp_path, universe) == expected
-
-
-def test_a_slab_is_warm_for_its_own_generation_and_empty_for_another(tmp_path: Path) -> None:
-    universe = Universe(NUM_SLOTS)
-    tier, region = filled(tmp_path, universe)
-    assert tier.forget("step 5") is True
-    assert header_of(tier.folder).generation.name == "step 5"
-    assert not universe.put(tier, region, universe.keys[8:12]).any()
-    tier.close()
-    (looked,) = find_slabs(tmp_path)
-    assert (looked.num_blocks, looked.num_stale) == (4, 4)
-    tier, region = open_slab(tmp_path, NUM_SLOTS, generation="step 5")
-    found = universe.check(tier, region)
-    assert [i for i, key in enumerate(universe.keys) if found[key] == Status.OK] == [8, 9, 10, 11]
-    assert tier.forget("step 5") is True, "it is its own"
-    assert tier.num_restored == 4
-    assert tier.lookup(universe.keys[8:12]).tolist() == [State.HIT] * 4
-    tier.close()
-    assert found_after(tmp_path, universe) == []
 
 
 # -- a disk that hangs -----------------------------------------------------------------------------

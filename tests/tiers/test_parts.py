@@ -220,6 +220,38 @@ class TestNamespace:
         assert weights_identity(tmp_path) != before
 
 
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    | st.sampled_from([b"bytes", {1}, "\ud800", "x" * 5000, -0.0, 1, True, 1.0]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@pytest.mark.thorough
+@given(left=PLAIN, right=PLAIN, field=st.sampled_from(["weights", "layout", "groups", "parallel"]))
+def test_a_namespace_is_refused_or_equal_where_its_fingerprint_is(
+    left: object, right: object, field: str
+) -> None:
+    made = []
+    for value in (left, right, left):
+        try:
+            made.append(Namespace("model", 4096, **{field: value}))
+        except (TypeError, ValueError) as error:
+            said = str(error)
+            assert said.startswith(field), said
+            assert said.isprintable(), said
+            assert len(said) < 600, said
+    for one in made:
+        assert json.loads(one.json)["block_bytes"] == 4096
+        for other in made:
+            same = one.fingerprint == other.fingerprint
+            assert (one == other) == same == (one.json == other.json)
+            assert not same or hash(one) == hash(other)
+
+
 def test_there_are_two_buffers_at_least() -> None:
     assert staging_buffers(0, 10 * 4096).num_blocks == 2
     assert staging_buffers(8 * 4096, 4000).num_blocks == 8
