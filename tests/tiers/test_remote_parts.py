@@ -4,8 +4,6 @@ import errno
 import itertools
 import logging
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -64,28 +62,6 @@ class TestVerdicts:
         clock.now += 0.1
         verdicts.absent([b"stored"], asked_at=clock.now)
         assert verdicts.state(b"stored") == State.MISS
-
-
-@pytest.mark.parametrize(
-    ("package", "url", "extra"),
-    [
-        ("redis", "redis://127.0.0.1:1", "kvoffload[redis]"),
-        ("obstore", "s3://bucket/kv", "kvoffload[objects]"),
-    ],
-)
-def test_a_missing_package_is_named(package: str, url: str, extra: str) -> None:
-    program = f"""
-import sys
-sys.modules[{package!r}] = None
-from kvoffload.tiers import Namespace, open_tier
-try:
-    open_tier({url!r}, Namespace("model", 4096))
-except ImportError as error:
-    assert {extra!r} in str(error) and error.name == {package!r}, error
-else:
-    raise SystemExit("no error")
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_chain_is_probed_in_two_rounds() -> None:
