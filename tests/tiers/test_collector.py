@@ -125,13 +125,6 @@ def test_scrapes_beside_a_tier_at_work(tiers: tuple[Tier, ...]) -> None:
     assert scraped(registry) == expected(tiers, {}), "a closed tier has its last values"
 
 
-def test_a_registry_takes_one_collector_and_says_so_at_once(tiers: tuple[Tier, ...]) -> None:
-    registry = CollectorRegistry()
-    registry.register(TierCollector(tiers[0]))
-    with pytest.raises(ValueError, match="Duplicated timeseries"):
-        registry.register(TierCollector(tiers[1]))
-
-
 def test_what_is_refused(tiers: tuple[Tier, ...]) -> None:
     with pytest.raises(TypeError, match=r"tiers must be tiers of kvoffload\.tiers, got 3"):
         TierCollector(3)  # type: ignore[arg-type]

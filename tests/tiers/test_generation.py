@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -325,8 +325,39 @@ def test_what_was_discarded_does_not_come_back_with_its_generation(tmp_path: Pat
 # -- the deletion of blocks ----------------------------------------------------------------------
 
 
-def check_deletion(opener: Opener, url: str) -> None:
-    """Delete one generation of two, then all; other things at the address stay."""
+@pytest.fixture(
+    params=["directory", *(pytest.param(k, marks=pytest.mark.servers) for k in ("redis", "s3"))]
+)
+def place(request, tmp_path: Path, monkeypatch) -> Iterator[tuple[Opener, str]]:
+    """Give what opens tiers at a place where other things are, which stay, and its address."""
+    if request.param == "directory":
+        (tmp_path / "of the user").write_text("precious")
+        (tmp_path / ("a" * 32)).symlink_to(tmp_path)
+        yield in_directory(tmp_path), f"dir:{tmp_path}"
+        assert (tmp_path / "of the user").read_text() == "precious"
+        assert (tmp_path / ("a" * 32)).is_symlink()
+    elif request.param == "redis":
+        redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
+        with (
+            redis_server("--maxmemory", "256mb") as server,
+            redis.Redis(port=server.port) as client,
+        ):
+            client.set("kvoffload:of:the:user", "precious")
+            yield in_redis(server, "a*b"), f"redis://127.0.0.1:{server.port}?prefix=a*b"
+            assert client.get("kvoffload:of:the:user") == b"precious"
+    else:
+        pytest.importorskip("obstore", reason="the tier needs the objects extra")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        with s3_server() as server:
+            make_bucket(server)
+            endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
+            yield in_bucket(server, "kv"), f"s3://blocks/kv?{endpoint}"
+
+
+def test_blocks_are_deleted(place: tuple[Opener, str]) -> None:
+    """One generation of two, then all."""
+    opener, url = place
     engine = Engine(0, opener)
     for weights in range(2):
         engine.push(weights, name_of(weights))
@@ -344,33 +375,3 @@ def check_deletion(opener: Opener, url: str) -> None:
     engine.put(KEYS)
     assert engine.get() == 4, "the tier goes on"
     engine.tier.close(PATIENCE_S)
-
-
-def test_blocks_in_a_directory_are_deleted(tmp_path: Path) -> None:
-    (tmp_path / "of the user").write_text("precious")
-    (tmp_path / ("a" * 32)).symlink_to(tmp_path)
-    check_deletion(in_directory(tmp_path), f"dir:{tmp_path}")
-    assert (tmp_path / "of the user").read_text() == "precious"
-    assert (tmp_path / ("a" * 32)).is_symlink()
-
-
-@pytest.mark.servers
-def test_blocks_on_a_server_are_deleted() -> None:
-    redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
-    with redis_server("--maxmemory", "256mb") as server:
-        url = f"redis://127.0.0.1:{server.port}"
-        with redis.Redis(port=server.port) as client:
-            client.set("kvoffload:of:the:user", "precious")
-            check_deletion(in_redis(server, "a*b"), f"{url}?prefix=a*b")
-            assert client.get("kvoffload:of:the:user") == b"precious"
-
-
-@pytest.mark.servers
-def test_blocks_in_a_bucket_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("obstore", reason="the tier needs the objects extra")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    with s3_server() as server:
-        make_bucket(server)
-        endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
-        check_deletion(in_bucket(server, "kv"), f"s3://blocks/kv?{endpoint}")

@@ -129,27 +129,44 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
         tier.close()
 
 
-def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
-    universe = Universe(100)
-    tier, region = open_slab(tmp_path, 100)
-    universe.put(tier, region, universe.keys[:100])
+def keep_what_fits(path: Path, capacities: tuple[int, ...]) -> None:
+    """Fill a slab of 300 blocks, and open it with other capacities."""
+    universe = Universe(300)
+    tier, region = open_slab(path, 300)
+    universe.put(tier, region)
     slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
     tier.close()
-    for num_slots in (150, 40, 40, 300):
-        tier, region = open_slab(tmp_path, num_slots)
+    for num_slots in capacities:
+        tier, region = open_slab(path, num_slots)
         slots = {key: slot for key, slot in slots.items() if slot < num_slots}
         found = universe.check(tier, region)
         assert {key for key, status in found.items() if status == Status.OK} == set(slots)
         assert Status.CORRUPT not in found.values()
         assert tier.num_restored == len(slots)
-        size = (tier.folder / "blocks.dat").stat().st_size
-        assert size == num_slots * BLOCK_BYTES
+        assert (tier.folder / "blocks.dat").stat().st_size == num_slots * BLOCK_BYTES
         tier.close()
-    extra = Universe(200)
-    tier, region = open_slab(tmp_path, 300)
+
+
+def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
+    keep_what_fits(tmp_path, (450, 120, 120, 400))
+    extra = Universe(300)
+    tier, region = open_slab(tmp_path, 400)
     assert not extra.put(tier, region).any()
     assert set(extra.check(tier, region).values()) == {Status.OK}
     tier.close()
+
+
+def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
+    """By one slot only, where even the new table has no room."""
+    with new_disk(tmp_path, 32) as disk:
+        open_slab(disk / "kv", 300)[0].close()
+        with (disk / "filler").open("wb") as filler:
+            for size in (2**20, 4096, 512):
+                with contextlib.suppress(OSError):
+                    while True:
+                        filler.write(bytes(size))
+                        filler.flush()
+            keep_what_fits(disk / "kv", (299, 100))
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from kvoffload.tiers import (
     Tier,
     TierError,
 )
-from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
 from tests.tiers.inside import descriptors, doubt, medium_of, settle
@@ -351,37 +350,3 @@ def test_a_process_without_descriptors_is_told_so(
     with in_directory(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(1, BLOCK))
         assert run(tier, tier.get(KEYS[:1], [0])).status.tolist() == [Status.FAILED]
-
-
-def test_a_folder_is_closed_with_the_last_reference_to_it(tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    before = descriptors()
-    for _ in range(8):
-        folder = Folder.at(tmp_path)
-        below = folder.below("below")
-    assert descriptors() == before + 2
-    del folder, below
-    assert descriptors() == before
-
-
-def test_a_forget_is_on_the_disk_before_it_is_confirmed(
-    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And only that: what is removed for room waits for no disk."""
-    synced: list[str] = []
-    sync = os.fsync
-
-    def fsync(fd: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
-        sync(fd)
-
-    with in_slab(tmp_path, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
-        run(tier, tier.put(KEYS, range(8)))
-        settle(tier)
-        monkeypatch.setattr(os, "fsync", fsync)
-        tier.discard(KEYS[:4])
-        settle(tier)
-        assert synced == []
-        assert tier.forget()
-        assert "slots.tbl" in synced
