@@ -26,7 +26,7 @@ from kvoffload.tiers import (
     stored_key,
     weights_identity,
 )
-from kvoffload.tiers.engine.breaker import FAILURES, Breaker
+from kvoffload.tiers.engine.breaker import Breaker
 from kvoffload.tiers.options import ENTRY_POINTS
 from kvoffload.tiers.region import staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, stored_keys
@@ -287,69 +287,44 @@ class TestSeal:
         assert stored_keys([b"a", b""]) == [b"a", stored_key(b"")]
 
 
-class TestBreaker:
-    def test_five_failures_in_a_row_open_it(self) -> None:
-        breaker = Breaker(Clock().time)
-        for _ in range(3):
-            for _ in range(FAILURES - 1):
-                assert breaker.allow()
-                breaker.fail()
-            breaker.succeed()
-        assert breaker.closed
-        for _ in range(FAILURES):
-            assert breaker.allow()
-            breaker.fail()
-        assert not breaker.allow()
-        assert (breaker.state, breaker.closed) == ("open", False)
+CORRUPT = 20 * ["7/57"]
+"""Seven corrupt blocks of any 64."""
 
-    def test_probes_come_after_1_s_and_twice_as_late_to_60_s(self) -> None:
-        clock = Clock()
-        breaker = Breaker(clock.time)
-        for _ in range(FAILURES):
-            breaker.fail()
-        pauses = []
-        for _ in range(9):
-            opened = clock.now
-            while not breaker.would_allow():
-                clock.now += 0.5
-            pauses.append(clock.now - opened)
-            assert breaker.allow()
-            assert not breaker.allow(), "one probe at a time"
-            assert breaker.state == "probing"
-            breaker.fail()
-        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-        clock.now += 60
-        assert breaker.allow()
-        breaker.succeed()
-        assert breaker.state == "closed"
-        for _ in range(FAILURES):
-            breaker.fail()
-        clock.now += 1
-        assert breaker.would_allow(), "after a success it starts at 1 s again"
 
-    def test_a_probe_that_was_none_is_taken_back(self) -> None:
-        clock = Clock()
-        breaker = Breaker(clock.time)
-        breaker.trip()
-        assert not breaker.allow()
-        clock.now += 1
-        assert breaker.allow()
-        breaker.withdraw()
-        assert breaker.allow()
-
-    def test_eight_corrupt_of_64_stop_it_until_it_is_reset(self) -> None:
-        clock = Clock()
-        breaker = Breaker(clock.time)
-        for _ in range(20):  # 7 of any 64
-            breaker.count_corrupt(7, 57)
-        assert breaker.closed
-        breaker.count_corrupt(1, 0)
-        assert breaker.state == "stopped"
-        clock.now += 1000
-        breaker.succeed()
-        assert not breaker.allow()
-        breaker.reset()
-        assert breaker.allow()
+@pytest.mark.parametrize(
+    ("steps", "state"),
+    [
+        (3 * ["allow", *4 * ["fail"], "succeed"], "closed"),
+        ([*5 * ["fail"], "refuse"], "open"),
+        # one probe at a time, after 1 s and then twice as late, to 60 s
+        ([*5 * ["fail"], *(step for pause in (1, 2, 4, 8, 16, 32, 60, 60, 60)
+                           for step in (pause - 0.5, "refuse", 0.5, "allow", "refuse", "fail"))],
+         "open"),
+        ([*5 * ["fail"], 1, "allow"], "probing"),
+        ([*5 * ["fail"], 1, "allow", "fail", 2, "allow", "succeed"], "closed"),
+        ([*2 * [*5 * ["fail"], 1, "allow", "succeed"]], "closed"),
+        # a probe that was none is taken back
+        (["trip", "refuse", 1, "allow", "withdraw", "allow"], "probing"),
+        # eight corrupt of 64 stop it until it is reset
+        (CORRUPT, "closed"),
+        ([*CORRUPT, "1/0", 1000, "succeed", "refuse"], "stopped"),
+        ([*CORRUPT, "1/0", "reset", "allow"], "closed"),
+    ],
+)  # fmt: skip
+def test_a_breaker(steps: list[str | float], state: str) -> None:
+    clock = Clock()
+    breaker = Breaker(clock.time)
+    for step in steps:
+        if not isinstance(step, str):
+            clock.now += step
+        elif step in ("allow", "refuse"):
+            assert breaker.would_allow() == breaker.allow() == (step == "allow")
+        elif "/" in step:
+            breaker.count_corrupt(*map(int, step.split("/")))
+        else:
+            getattr(breaker, step)()
+    assert breaker.state == state
+    assert breaker.closed == (state == "closed")
 
 
 class TestOpening:
