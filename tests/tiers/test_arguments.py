@@ -26,7 +26,7 @@ from kvoffload.tiers import (
     read_options,
     weights_identity,
 )
-from tests.tiers.test_store import DictStore
+from tests.tiers.test_remote_parts import DictStore
 
 pytestmark = pytest.mark.fast
 

@@ -37,7 +37,7 @@ from kvoffload.tiers.generation import Generation, GenerationSource
 from tests.tiers.attack import report, rounds
 from tests.tiers.inside import ask_anew, is_busy
 from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server
-from tests.tiers.test_store import DictStore
+from tests.tiers.test_remote_parts import DictStore
 
 BLOCK = 4096
 NAMESPACE = Namespace("weights", BLOCK)

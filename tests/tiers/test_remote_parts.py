@@ -1,28 +1,335 @@
-"""The parts of remote tiers: verdicts, addresses, missing packages, the namespace's file."""
+"""Remote tiers: six methods make one, and mistakes in them harm nothing else; and their parts."""
 
 import errno
 import itertools
 import logging
 import os
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S, run
+from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of, run
 from kvoffload.tiers import (
+    Block,
     DirectoryTier,
     Namespace,
     Region,
+    RemoteStore,
+    RemoteTier,
     State,
     Status,
+    TierOptions,
+    read_options,
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
-from tests.tiers.inside import Clock, ask_anew, is_busy, wait_until
+from tests.tiers.inside import Clock, ask_anew, is_busy, let_probe, settle, wait_until
 
-NAMESPACE = Namespace("model", 4096)
+BLOCK = 4096
+KEYS = [b"key%d" % number for number in range(8)]
+NAMESPACE = Namespace("test", BLOCK)
+
+
+class DictStore(RemoteStore):
+    """Blocks as values of a dict."""
+
+    visit_s = 0.0
+
+    def __init__(self, namespace: Namespace = NAMESPACE) -> None:
+        super().__init__(namespace)
+        self.values: dict[str, bytes] = {}
+
+    def path(self, key: bytes, generation: int) -> str:
+        return f"{generation:016x}/{key.hex()}"
+
+    def visit(self) -> None:
+        if not self.is_ours(self.values.get("namespace")):
+            self.values["namespace"] = self.namespace.json.encode()
+
+    def find(self, run: Sequence[Block], generation: int) -> None:
+        for block in run:
+            is_there = self.path(block.key, generation) in self.values
+            block.status = Status.OK if is_there else Status.MISS
+
+    def fetch(self, run: Sequence[Block], generation: int) -> None:
+        for block in run:
+            value = self.values.get(self.path(block.key, generation))
+            if value is None:
+                block.status = Status.MISS
+            else:
+                self.check(block, memoryview(value), generation)
+
+    def store(self, run: Sequence[Block], generation: int) -> None:
+        for block in run:
+            self.values.setdefault(self.path(block.key, generation), bytes(block.views[0]))
+            block.status = Status.OK
+
+    def drop(self, keys: Sequence[bytes], generation: int) -> None:
+        for key in keys:
+            self.values.pop(self.path(key, generation), None)
+
+    def status_of(self, error: Exception) -> Status:
+        return Status.UNAVAILABLE if isinstance(error, OSError) else Status.FAILED
+
+
+class TestRemoteTier(TierConformance):
+    def open_tier(self, num_blocks: int) -> RemoteTier:
+        return RemoteTier(DictStore(Namespace("test", self.block_bytes)))
+
+
+def test_a_store_is_closed_at_the_end_of_a_block() -> None:
+    closed = []
+    with DictStore() as store:
+        store.close = lambda: closed.append(True)
+        assert closed == []
+    assert closed == [True]
+
+
+World = SimpleNamespace
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a store, its tier with a region, and all keys stored."""
+    store = DictStore()
+    tier = RemoteTier(store, TierOptions(threads=2, name="mine"))
+    region = Region.allocate(16, BLOCK)
+    tier.attach(region)
+    for place, key in enumerate(KEYS):
+        region.write(place, block_bytes_of(key, BLOCK))
+    assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
+    settle(tier)
+    yield World(store=store, tier=tier, region=region)
+    tier.close(PATIENCE_S)
+
+
+def get(world: World) -> list[int]:
+    """Load all keys; no bytes may be wrong."""
+    world.region.array[:] = 0
+    done = run(world.tier, world.tier.get(KEYS, range(8), PATIENCE_S))
+    for place, status in enumerate(done.status.tolist()):
+        expected = block_bytes_of(KEYS[place], BLOCK) if status == Status.OK else bytes(BLOCK)
+        assert world.region.read(place) == expected
+    return done.status.tolist()
+
+
+def query(world: World) -> list[int]:
+    """Ask for all keys anew."""
+    ask_anew(world.tier)
+    return run(world.tier, world.tier.query(KEYS, PATIENCE_S)).status.tolist()
+
+
+def refuse(*_: object) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError, Status.FAILED),
+        (ConnectionError, Status.UNAVAILABLE),
+        (None, Status.FAILED),  # blocks are given no status
+    ],
+)
+def test_an_error_is_a_status_and_its_text_is_not_logged(
+    world: World,
+    error: type[Exception] | None,
+    status: Status,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(run: Sequence[Block], generation: int) -> None:
+        if error:
+            raise error("a secret")
+
+    world.store.find = world.store.fetch = fail
+    assert query(world) == [status] * 8
+    assert get(world) == [status] * 8
+    assert error is None or f"tier 'mine' met {error.__name__}: {status.name}" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_status_of_that_raises_keeps_no_job(world: World) -> None:
+    world.store.find = world.store.fetch = world.store.status_of = refuse
+    assert query(world) == [Status.FAILED] * 8
+    assert get(world) == [Status.FAILED] * 8
+
+
+def test_blocks_with_a_status_keep_it(world: World) -> None:
+    """An error after some blocks says nothing about these."""
+    fetch = world.store.fetch
+
+    def fetch_some(run: Sequence[Block], generation: int) -> None:
+        fetch(run[:3], generation)
+        raise ConnectionError
+
+    world.store.fetch = fetch_some
+    assert get(world) == [*[Status.OK] * 3, Status.UNAVAILABLE] * 2  # a call by each thread
+
+
+@pytest.mark.parametrize("change", ["flipped", "short", "long", "of another key"])
+def test_a_wrong_value_is_corrupt_and_dropped(world: World, change: str) -> None:
+    names = {key: world.store.path(key, 0) for key in KEYS}
+    value = world.store.values[names[KEYS[0]]]
+    world.store.values[names[KEYS[0]]] = {
+        "flipped": bytes([value[0] ^ 1]) + value[1:],
+        "short": value[:-1],
+        "long": value + b"\0",
+        "of another key": world.store.values[names[KEYS[1]]],
+    }[change]
+    assert get(world) == [Status.CORRUPT] + [Status.OK] * 7
+    settle(world.tier)
+    assert names[KEYS[0]] not in world.store.values
+
+
+def test_another_namespace_in_its_place_is_refused(world: World) -> None:
+    world.store.values["namespace"] = b'{"model": "another"}'
+    assert get(world) == [Status.FAILED] * 8
+    assert world.store.values["namespace"] == b'{"model": "another"}'
+
+
+def test_a_medium_that_touches_is_told_once(world: World) -> None:
+    told: list[list[bytes]] = []
+    world.store.touch_s = 60.0
+    world.store.touch = lambda keys, generation: told.append(list(keys))
+    for _ in range(2):
+        world.tier.touch(KEYS)
+        settle(world.tier)
+    assert told == [KEYS[::-1]]
+
+
+def test_what_is_discarded_in_two_generations_comes_back_in_none(world: World) -> None:
+    """Also if the medium does not answer in between, and a block of one is hidden in no other."""
+    tier, drop = world.tier, world.store.drop
+
+    def is_there(generation: str) -> bool:
+        tier.forget(generation)
+        return run(tier, tier.query(KEYS[:1], PATIENCE_S)).status[0] == Status.OK
+
+    tier.forget("two")
+    run(tier, tier.put(KEYS[:1], [0], PATIENCE_S))
+    settle(tier)
+    world.store.drop = refuse
+    tier.forget("")
+    tier.discard(KEYS[:1])
+    settle(tier)
+    assert [is_there(""), is_there("two")] == [False, True]
+    tier.discard(KEYS[:1])
+    settle(tier)
+    world.store.drop = drop
+    wait_until(lambda: tier.poll() is not None and len(world.store.values) == len(KEYS))
+    assert [is_there(""), is_there("two")] == [False, False]
+
+
+def test_a_block_that_is_discarded_and_stored_over_a_forget_is_removed(world: World) -> None:
+    answers = threading.Event()
+    tier, store = world.tier, world.store.store
+
+    def hang(run: Sequence[Block], generation: int) -> None:
+        assert answers.wait(PATIENCE_S)
+        store(run, generation)
+
+    world.store.store = hang
+    tier.put([b"new", b"other"], [0, 1], PATIENCE_S)
+    tier.discard([b"new"])
+    for generation in ("two", "three"):
+        tier.forget(generation)
+    answers.set()
+    settle(tier)
+    tier.forget("")
+    done = run(tier, tier.query([b"new", b"other"], PATIENCE_S))
+    assert done.status.tolist() == [Status.MISS, Status.OK]
+
+
+def test_a_late_end_does_not_open_a_breaker_that_is_closed_again(world: World) -> None:
+    """A job counts as silent once, at its deadline."""
+    answers = threading.Event()
+    fetch = world.store.fetch
+
+    def hang(run: Sequence[Block], generation: int) -> None:
+        if run[0].key == KEYS[0]:
+            assert answers.wait(PATIENCE_S)
+            raise TimeoutError
+        fetch(run, generation)
+
+    world.store.fetch = hang
+    world.store.status_of = lambda error: Status.TIMEOUT
+    tier = world.tier
+    assert run(tier, tier.get(KEYS[:1], [0], 0.05)).status[0] == Status.TIMEOUT
+    states = [tier.health().reads]
+    let_probe(tier)
+    assert run(tier, tier.get(KEYS[1:2], [1], PATIENCE_S)).status[0] == Status.OK
+    states.append(tier.health().reads)
+    answers.set()
+    settle(tier)
+    assert [*states, tier.health().reads] == ["open", "closed", "closed"]
+
+
+def test_touches_do_not_pile_up_while_a_medium_hangs(world: World) -> None:
+    """One at a time: others would take threads from stores. What was left out is told later."""
+    told: list[list[bytes]] = []
+    answers = threading.Event()
+
+    def touch(keys: Sequence[bytes], generation: int) -> None:
+        told.append(list(keys))
+        assert answers.wait(PATIENCE_S)
+
+    world.store.touch_s = 60.0
+    world.store.touch = touch
+    for key in KEYS:
+        world.tier.touch([key])
+    under_way = world.tier.stats()["unsettled_jobs"]
+    answers.set()
+    settle(world.tier)
+    assert under_way == 1
+    assert told == [KEYS[:1]]
+    world.tier.touch(KEYS[:2])
+    settle(world.tier)
+    assert told == [KEYS[:1], KEYS[1:2]]
+
+
+def test_options_as_text() -> None:
+    text = {
+        "threads": "8",
+        "queue": "1GiB",
+        "name": "mine",
+        "events": "yes",
+        "generation": "step 5",
+        "staging": "256 MB",
+        "ack": "stored",
+    }
+    assert TierOptions(**read_options(text)) == TierOptions(
+        8,
+        "mine",
+        256_000_000,
+        "stored",
+        enable_events=True,
+        max_queued_bytes=2**30,
+        generation="step 5",
+    )
+
+
+def test_a_buffer_may_be_filled_in_place(world: World) -> None:
+    """A client that reads into memory of the caller's needs no copy."""
+
+    def fetch(run: Sequence[Block], generation: int) -> None:
+        for block in run:
+            view = block.views[0]
+            assert len(view) == world.store.block_bytes == BLOCK + 64
+            view[:] = world.store.values[world.store.path(block.key, generation)]
+            world.store.check(block, view, generation)
+
+    world.store.fetch = fetch
+    assert get(world) == [Status.OK] * 8
+    assert np.count_nonzero(world.region.array) > 0
+
+
+# -- parts -----------------------------------------------------------------------------------------
 
 
 class TestVerdicts:

@@ -160,6 +160,12 @@ def calls_of_store(store: TieredStore) -> list[Callable[[], object]]:
     return [*(partial(call, KEYS[:1]) for call in calls), *others]
 
 
+def calls_of_request(request: Any) -> list[Callable[[], object]]:
+    """Return the calls that a finished request refuses, and one of a closed store."""
+    calls = [request.lookup, request.fetch, request.prepare_store, request.__enter__]
+    return [*calls, partial(request.prepare_load, 0, 1), partial(request.extend, KEYS[4:5])]
+
+
 class Model:
     """A store in plain words: a manager for host memory, and a set of keys for each tier.
 
@@ -560,15 +566,7 @@ class TestRequests:
         request.finish(hints=Hints())
         assert request.is_finished
         assert request.hashes == tuple(KEYS[:4])
-        calls = [
-            request.lookup,
-            request.fetch,
-            partial(request.prepare_load, 0, 1),
-            request.prepare_store,
-            partial(request.extend, KEYS[4:5]),
-            request.__enter__,
-        ]
-        for call in calls:
+        for call in calls_of_request(request):
             with pytest.raises(RequestFinishedError, match="the request has finished"):
                 call()
         request.complete_load(0, ended.num_blocks)
@@ -636,14 +634,8 @@ class TestRequests:
         with engine.store as store:
             request = store.begin(KEYS[:2])
         assert store.close()
-        calls = [
-            *calls_of_store(store),
-            tier.forget,
-            *(request.lookup, request.fetch, partial(request.prepare_load, 0, 1)),
-            *(partial(request.complete_load, 0, 1), request.prepare_store, request.complete_store),
-            partial(request.extend, KEYS[2:3]),
-        ]
-        for call in calls:
+        ends = (partial(request.complete_load, 0, 1), request.complete_store)
+        for call in (*calls_of_store(store), tier.forget, *calls_of_request(request), *ends):
             with pytest.raises(RuntimeError, match="is closed"):
                 call()
         assert store.stats()["fetches"] == 0
