@@ -257,16 +257,23 @@ def test_no_block_of_other_weights_is_served_from_a_disk(
     play_all(lambda number: made(tmp_path / str(number)), 100, seed, 20, is_shared)
 
 
-def test_a_put_that_hangs_over_a_forget_is_the_old_generation_s() -> None:
-    opener = in_memory()
-    one, other = Engine(0, opener), Engine(1, opener)
-    goes_on, store = threading.Event(), one.tier._medium.store.store
+def let_hang(engine: Engine, call: str) -> threading.Event:
+    """Have a call of a tier's store wait for an event."""
+    goes_on, store = threading.Event(), engine.tier._medium.store
+    made = getattr(store, call)
 
     def hang(*arguments: object) -> None:
         assert goes_on.wait(PATIENCE_S)
-        store(*arguments)
+        made(*arguments)
 
-    one.tier._medium.store.store = hang
+    setattr(store, call, hang)
+    return goes_on
+
+
+def test_a_put_that_hangs_over_a_forget_is_the_old_generation_s() -> None:
+    opener = in_memory()
+    one, other = Engine(0, opener), Engine(1, opener)
+    goes_on = let_hang(one, "store")
     one.put(KEYS)
     one.push(1, "step 1")
     other.push(1, "step 1")
@@ -282,13 +289,7 @@ def test_a_get_that_ends_after_a_forget_is_a_miss() -> None:
     engine = Engine(0, in_memory())
     engine.put(KEYS)
     assert engine.get() == 4
-    goes_on, fetch = threading.Event(), engine.tier._medium.store.fetch
-
-    def hang(*arguments: object) -> None:
-        assert goes_on.wait(PATIENCE_S)
-        fetch(*arguments)
-
-    engine.tier._medium.store.fetch = hang
+    goes_on = let_hang(engine, "fetch")
     job = engine.tier.get(KEYS, range(4), PATIENCE_S)
     assert engine.tier.forget() is True
     goes_on.set()
