@@ -36,7 +36,7 @@ from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.generation import Generation, GenerationSource
 from tests.tiers.attack import report, rounds
 from tests.tiers.inside import ask_anew, is_busy
-from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server
+from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 from tests.tiers.test_remote_parts import DictStore
 
 BLOCK = 4096
@@ -226,14 +226,6 @@ def in_directory(path: Path) -> Opener:
     return opener_of(DirectoryTier, path, 2**24)
 
 
-def in_redis(server: Server, prefix: str) -> Opener:
-    return opener_of(RedisTier, f"redis://127.0.0.1:{server.port}", prefix=prefix)
-
-
-def in_bucket(server: Server, prefix: str) -> Opener:
-    return opener_of(ObjectTier, f"s3://blocks/{prefix}", **s3_options(server))
-
-
 def play_all(
     opener_of: Callable[[int], Opener], stated: int, seed: int, steps: int, is_shared: bool = True
 ) -> None:
@@ -344,7 +336,8 @@ def place(request, tmp_path: Path, monkeypatch) -> Iterator[tuple[Opener, str]]:
             redis.Redis(port=server.port) as client,
         ):
             client.set("kvoffload:of:the:user", "precious")
-            yield in_redis(server, "a*b"), f"redis://127.0.0.1:{server.port}?prefix=a*b"
+            url = f"redis://127.0.0.1:{server.port}"
+            yield opener_of(RedisTier, url, prefix="a*b"), f"{url}?prefix=a*b"
             assert client.get("kvoffload:of:the:user") == b"precious"
     else:
         pytest.importorskip("obstore", reason="the tier needs the objects extra")
@@ -353,7 +346,8 @@ def place(request, tmp_path: Path, monkeypatch) -> Iterator[tuple[Opener, str]]:
         with s3_server() as server:
             make_bucket(server)
             endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
-            yield in_bucket(server, "kv"), f"s3://blocks/kv?{endpoint}"
+            opener = opener_of(ObjectTier, "s3://blocks/kv", **s3_options(server))
+            yield opener, f"s3://blocks/kv?{endpoint}"
 
 
 def test_blocks_are_deleted(place: tuple[Opener, str]) -> None:

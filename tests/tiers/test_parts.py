@@ -28,7 +28,6 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.engine.breaker import Breaker
 from kvoffload.tiers.options import ENTRY_POINTS
-from kvoffload.tiers.region import staging_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, stored_keys
 from tests.isolated.scripts import run_script
 from tests.tiers.inside import Clock
@@ -250,11 +249,6 @@ def test_a_namespace_is_refused_or_equal_where_its_fingerprint_is(
             same = one.fingerprint == other.fingerprint
             assert (one == other) == same == (one.json == other.json)
             assert not same or hash(one) == hash(other)
-
-
-def test_there_are_two_buffers_at_least() -> None:
-    assert staging_buffers(0, 10 * 4096).num_blocks == 2
-    assert staging_buffers(8 * 4096, 4000).num_blocks == 8
 
 
 class TestSeal:

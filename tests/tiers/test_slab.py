@@ -8,6 +8,7 @@ import signal
 import tarfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,50 +117,34 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(tmp_path: Path) -> 
     assert {found[key] for key in universe.keys[3:8]} == {Status.OK}
 
 
-def test_an_interrupted_forget_has_to_be_called_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("call", "made"), [("forget", "change_generation"), ("close", "close")])
+def test_an_interrupted_call_has_to_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, made: str
 ) -> None:
     universe = Universe(8)
     tier, region = open_slab(tmp_path, 8)
     universe.put(tier, region)
 
-    def interrupted(generation: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(files_of(tier), "change_generation", interrupted)
+        patched.setattr(files_of(tier), made, interrupted)
         with pytest.raises(KeyboardInterrupt):
+            getattr(tier, call)()
+    if call == "forget":
+        assert tier.health().interrupted
+        with pytest.raises(TierInterruptedError):
             tier.forget()
-    assert tier.health().interrupted
-    with pytest.raises(TierInterruptedError):
-        tier.forget()
-    assert tier.close()
-    tier, _ = open_slab(tmp_path, 8)
-    assert tier.num_restored == 8
-    assert tier.forget()
-    tier.close()
-    tier, _ = open_slab(tmp_path, 8)
-    assert tier.num_restored == 0
-    tier.close()
-
-
-def test_an_interrupted_close_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier, _ = open_slab(tmp_path, 8)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files_of(tier), "close", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            tier.close()
     with pytest.raises(TierInUseError):
         open_slab(tmp_path, 8)
-    assert tier.close()
-    assert tier.close()
-    open_slab(tmp_path, 8)[0].close()
+    for _ in range(2):
+        assert tier.close()
+    for restored in (8, 0):
+        tier, _ = open_slab(tmp_path, 8)
+        assert tier.num_restored == restored
+        assert tier.forget()
+        tier.close()
 
 
 def test_a_slab_of_0_4_opens_empty_and_says_so(
@@ -223,10 +208,6 @@ def test_what_is_discarded_while_it_is_stored_is_gone_after_a_restart(
 # -- forks -----------------------------------------------------------------------------------------
 
 
-def opens(path: Path) -> FileTier:
-    return FileTier(path, 2**20, namespace=NAMESPACE)
-
-
 @pytest.mark.parametrize("call", ["open", "fstat", "ftruncate", "posix_fallocate", "fsync"])
 def test_a_fork_while_a_slab_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -249,10 +230,10 @@ def test_a_fork_while_a_slab_is_opened(
     try:
         with monkeypatch.context() as patched:
             patched.setattr(os, call, forks)
-            tier = opens(tmp_path)
+            tier, _ = open_slab(tmp_path, 64)
         assert children
         tier.close()
-        opens(tmp_path).close()
+        open_slab(tmp_path, 64)[0].close()
     finally:
         for child in children:
             kill(child)
@@ -308,10 +289,6 @@ def found_after(path: Path, universe: Universe) -> list[int]:
     found = universe.check(tier, region)
     tier.close()
     return [i for i, key in enumerate(universe.keys) if found[key] == Status.OK]
-
-
-def wait_confirmed(tier: FileTier, generation: str) -> None:
-    wait_until(lambda: tier.forget(generation))
 
 
 # -- a header that cannot be written ---------------------------------------------------------------
@@ -420,8 +397,8 @@ def test_forgotten_while_the_disk_is_frozen(tmp_path: Path) -> None:
                 assert bare.forget(f"step {number}") is False
                 bare.discard(universe.keys)
             assert (tier.lookup(universe.keys) == State.MISS).all()
-        wait_confirmed(tier, "step 2")
-        wait_confirmed(bare, "step 2")
+        for each in (tier, bare):
+            wait_until(partial(each.forget, "step 2"))
         assert tier.wait(jobs, PATIENCE_S)
         tier.poll()
         tier.health(reset=True)

@@ -401,17 +401,6 @@ class TestFetch:
         assert first.stats()["get_timeout"] == 8
         first.resume()
 
-    def test_tiers_that_hang_give_nothing_until_they_go_on(self) -> None:
-        tiers = [faulty(), faulty()]
-        engine = self.prepared(*tiers)
-        for tier in tiers:
-            tier.hang()
-        assert engine.fetch(KEYS[:8], SHORT_S) == 0
-        for tier in tiers:
-            tier.resume()
-        engine.quiet()
-        assert engine.fetch(KEYS[:8]) == 8
-
     def test_two_fetches_of_one_prefix_share_what_is_on_its_way(self) -> None:
         tier = faulty()
         engine = self.prepared(tier)
