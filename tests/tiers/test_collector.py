@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client", reason="exporting needs the watch extra
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Histogram
+from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, TIER_PREFIX, Histogram
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier, open_tier
 from kvoffload.tiers.prometheus import TierCollector
 from tests.tiers.inside import settle
@@ -92,9 +92,13 @@ def test_several_tiers_in_one_registry(tiers: tuple[Tier, ...]) -> None:
     for tier in tiers:
         key = (("host", "a"), ("op", "put"), ("status", "ok"), ("tier", tier.name))
         assert blocks[key] == tier.stats()["put_ok"] == 16
-    assert found[f"{TIER_PREFIX}evicted_total"][
-        (("host", "a"), ("reason", "evicted"), ("tier", "near"))
-    ] == pytest.approx(8)
+    near = (("host", "a"), ("reason", "evicted"), ("tier", "near"))
+    assert found[f"{TIER_PREFIX}evicted_total"][near] == 8
+    seconds = f"{TIER_PREFIX}seconds"
+    assert sum(found[f"{seconds}_sum"].values()) > 0
+    longest = ("le", str(SECONDS_BOUNDS[-1]))
+    within = sum(value for key, value in found[f"{seconds}_bucket"].items() if longest in key)
+    assert within == sum(found[f"{seconds}_count"].values()) > 0
 
 
 @pytest.mark.thorough

@@ -142,12 +142,8 @@ def test_an_error_is_a_status_and_its_text_is_not_logged(
     assert get(world) == [status] * 8
     assert error is None or f"tier 'mine' met {error.__name__}: {status.name}" in caplog.text
     assert "secret" not in caplog.text
-
-
-def test_a_status_of_that_raises_keeps_no_job(world: World) -> None:
-    world.store.find = world.store.fetch = world.store.status_of = refuse
-    assert query(world) == [Status.FAILED] * 8
-    assert get(world) == [Status.FAILED] * 8
+    world.store.status_of = refuse
+    assert query(world) == get(world) == [Status.FAILED] * 8
 
 
 def test_blocks_with_a_status_keep_it(world: World) -> None:

@@ -787,7 +787,8 @@ class TestRaising:
         for op in ("put", "get"):
             monkeypatch.setattr(tiers[0], op, raising)
         engine.compute_all(KEYS[:8], KEYS[8:16])
-        monkeypatch.setattr(tiers[0], "state", lambda key: State.UNKNOWN)
+        for tier in tiers:  # those that may have a block are asked
+            monkeypatch.setattr(tier, "state", lambda key: State.UNKNOWN)
         assert engine.fetch(KEYS[:8]) == 8
         engine.quiet()
         monkeypatch.setattr(tiers[1], "get", raising)
