@@ -545,7 +545,7 @@ def attack_servers(session: nox.Session, factor: float, seed: str | None) -> Non
     """
     for command in ("redis-server", "openssl", "fuse2fs"):
         debian(session, command, command)
-    names = ("directory", "redis", "remote_parts", "objects", "objects_hostile")
+    names = ("conformance", "remote_parts", "resources", "objects_hostile")
     names += ("remote_chaos", "generation", "many_processes")
     files = [f"tests/tiers/test_{name}.py" for name in names]
     skipped = run_tests(session, *ATTACK, *files, seed=seed, env=COMPILED | budget(factor))
@@ -846,7 +846,7 @@ def soak(session: nox.Session) -> None:
     """
     minutes = float(session.posargs[0]) if session.posargs else 30.0
     env, rounds = COMPILED | budget(2.5), 0
-    files = ["watch/test_twins.py", "tiers/test_machine.py", "tiers/test_tiered_store.py"]
+    files = ["watch/test_twins.py", "tiers/test_conformance.py", "tiers/test_tiered_store.py"]
     command = ["python", "-m", "pytest", "-q", *LONG_TEST, *TWINS]
     command.append("--hypothesis-seed=random")
     command += [f"tests/{name}" for name in files]

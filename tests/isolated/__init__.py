@@ -1,1 +1,1 @@
-"""Cases that need a process of their own: the choice of twins, leaks, threads, memory, fork."""
+"""Cases that need a process of their own: the choice of twins, leaks, threads, memory."""

@@ -33,12 +33,12 @@ class Trap:
 
 TRAPS = """
 from kvoffload import OffloadError
-from tests.policies.steps import idle
+from tests.isolated.driven import Drive
 
 twin = importlib.import_module(sys.argv[1])
 name, alone = sys.argv[2], sys.argv[3] == "alone"
 generator = random.Random(11)
-KEYS = [bytes([number]) * (32 if number % 3 else 40) for number in range(1, 20)]
+drives = Drive([bytes([number]) * (32 if number % 3 else 40) for number in range(1, 20)], 4)
 sprung = 0
 inside = False
 
@@ -55,45 +55,9 @@ def spring():
         inside = False
 
 
-def step_policy():
-    batch = generator.sample(KEYS, 3)
-    choice = generator.randrange(6)
-    if choice < 2:
-        thing.insert(batch[0], idle(5))
-    elif choice == 2:
-        thing.evict(generator.randrange(4), batch)
-    elif choice == 3:
-        thing.touch(batch)
-    elif choice == 4:
-        thing.remove(batch[0])
-    else:
-        thing.get(batch[0])
-
-
-def step_manager():
-    batch = generator.sample(KEYS, 3)
-    choice = generator.randrange(7)
-    if choice < 3:
-        output = thing.prepare_store(batch)
-        if output is not None:
-            thing.complete_store(output.block_hashes_to_store, generator.random() < 0.8)
-    elif choice == 3:
-        thing.prepare_load(batch[:1])
-        thing.complete_load(batch[:1])
-    elif choice == 4:
-        thing.touch(batch)
-    elif choice == 5:
-        thing.lookup(batch)
-        thing.policy.get(batch[0])
-        thing.stats()
-    elif generator.random() < 0.1:
-        thing.reset_cache()
-    list(thing.take_events())
-
-
 def step():
     try:
-        step_policy() if alone else step_manager()
+        (drives.policy if alone else drives.manager)(thing, generator)
     except (OffloadError, ValueError):
         pass
 

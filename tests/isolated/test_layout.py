@@ -15,17 +15,13 @@ from tests.isolated.scripts import run_script
 Twins = tuple[ModuleType, ModuleType]
 
 
-def test_a_block_is_a_status_and_a_node_is_one_cache_line(twins: Twins) -> None:
-    from kvoffload._core.table import LAYOUT
+def test_sizes(twins: Twins) -> None:
+    from kvoffload._core.ghosts import LAYOUT as GHOSTS
+    from kvoffload._core.table import LAYOUT as TABLE
 
-    assert LAYOUT["block"] == ctypes.sizeof(BlockStatus) == 16
-    assert LAYOUT["node"] == LAYOUT["bucket"] == 64
-
-
-def test_a_ghost_and_a_record_of_the_walk_are_twelve_bytes(twins: Twins) -> None:
-    from kvoffload._core.ghosts import LAYOUT
-
-    assert LAYOUT["ghost"] == LAYOUT["walked"] == 12
+    assert TABLE["block"] == ctypes.sizeof(BlockStatus) == 16
+    assert TABLE["node"] == TABLE["bucket"] == 64, "a cache line"
+    assert GHOSTS == {"ghost": 12, "walked": 12}
 
 
 def test_a_status_lies_on_the_block_itself(twins: Twins) -> None:

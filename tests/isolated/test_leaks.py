@@ -24,9 +24,11 @@ import gc
 import importlib
 import itertools
 import os
+import random
 import sys
 
 from kvoffload import OffloadError
+from tests.isolated.driven import Drive
 from tests.policies.steps import policy_of
 
 twin = importlib.import_module(sys.argv[1])
@@ -96,17 +98,32 @@ def step():
     assert manager.prepare_store(KEYS + LONG) is None
 """,
     ),
-    "lookups, touches and loads": (
+    "calls of a manager": (
         6000,
         """
-manager = build(8)
-manager.prepare_store(KEYS)
-manager.complete_store(KEYS)
+manager, drives, generator = build(8), Drive(KEYS, 6), random.Random(1)
 def step():
-    manager.lookup(iter(KEYS))
-    manager.touch(tuple(KEYS))
-    manager.prepare_load(KEYS)
-    manager.complete_load(KEYS)
+    for _ in range(15):
+        try:
+            drives.manager(manager, generator)
+        except OffloadError:
+            pass
+    drives.requests.clear()
+    manager.reset_cache()
+    list(manager.take_events())
+""",
+    ),
+    "calls of policies that come and go": (
+        6000,
+        """
+drives, generator = Drive(KEYS), random.Random(1)
+def step():
+    policy = policy_of(twin, name, 6, KEYS[:2])
+    for _ in range(12):
+        try:
+            drives.policy(policy, generator)
+        except (OffloadError, ValueError):
+            pass
 """,
     ),
     "requests that finish, fail, are dropped or outlive a reset": (
@@ -161,34 +178,6 @@ def step():
     list(manager.take_events())
 """,
     ),
-    "resets": (
-        4000,
-        """
-manager = build()
-def step():
-    manager.prepare_store(KEYS[:3] + LONG[4:6])
-    manager.complete_store(KEYS)
-    list(manager.take_events())
-    manager.reset_cache()
-""",
-    ),
-    "views and statuses": (
-        2500,
-        """
-manager = build(8)
-manager.prepare_store(KEYS)
-manager.complete_store(KEYS)
-list(manager.take_events())
-views = [v for v in dir(type(manager.policy)) if v in ("blocks", "t1", "t2", "b1", "b2")]
-def step():
-    for view in views:
-        content = getattr(manager.policy, view)
-        list(content), len(content), KEYS[0] in content
-    held = [manager.policy.get(key) for key in KEYS]
-    assert manager.block_table is not None
-    manager.stats(), manager.events, held[0].ref_cnt
-""",
-    ),
     "statuses held over evictions": (
         2500,
         """
@@ -215,19 +204,6 @@ def step():
     status = manager.policy.get(KEYS[0])
     events = manager.take_events()
     next(events, None)
-""",
-    ),
-    "policies that come and go": (
-        1500,
-        """
-def step():
-    policy = policy_of(twin, name, 8, KEYS)
-    policy.touch(KEYS)
-    policy.evict(3, KEYS[:2])
-    policy.evict(99, ())
-    policy.remove(next(key for key in KEYS if policy.get(key) is not None))
-    policy.touch(KEYS)
-    policy.clear()
 """,
     ),
     "pools that come and go": (

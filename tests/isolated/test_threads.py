@@ -31,114 +31,26 @@ import random
 import sys
 import threading
 
-from kvoffload import BlockStatus, OffloadError
+from kvoffload import OffloadError
+from tests.isolated.driven import Drive
 
 twin = importlib.import_module("tests._compiled")
 kind, seconds = sys.argv[1], float(sys.argv[2])
 sys.setswitchinterval(1e-6)
 # Of so many rows numpy allocates a table without the interpreter's lock.
 BLOCKS = 96
-KEYS = [number.to_bytes(2, "big") * (16 if number % 3 else 20) for number in range(1, 300)]
-VIEWS = ("blocks", "t1", "t2", "b1", "b2", "small", "main", "rings")
+drives = Drive([n.to_bytes(2, "big") * (16 if n % 3 else 20) for n in range(1, 300)])
 deadline_passed = threading.Event()
 failures = []
 
-
-def look(policy):
-    for name in VIEWS:
-        views = getattr(policy, name, ())
-        for view in views if name == "rings" else (views,):
-            list(view), len(view), repr(view), KEYS[0] in view
-    policy.block_table, len(policy), policy.num_ghosts
-
-
-def drive_manager(manager, generator):
-    batch = [generator.choice(KEYS) for _ in range(generator.randrange(1, 20))]
-    choice = generator.randrange(11)
-    if choice == 0:
-        manager.lookup(iter(batch))
-    elif choice in (8, 9, 10):
-        drive_request(manager, batch, generator)
-    elif choice == 1:
-        manager.touch(batch)
-    elif choice == 2:
-        manager.prepare_load(batch)
-        manager.complete_load(batch)
-    elif choice in (3, 4):
-        output = manager.prepare_store(batch)
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store, generator.random() < 0.8)
-    elif choice == 5:
-        list(manager.take_events())
-    elif choice == 6:
-        manager.stats(), manager.block_table, manager.events
-        len(manager), batch[0] in manager, repr(manager)
-        look(manager.policy)
-    elif generator.random() < 0.02:
-        manager.reset_cache()
-
-
-requests = []  # open ones, which all threads share
-
-
-def drive_request(manager, batch, generator):
-    requests.append(manager.begin(batch))
-    request = generator.choice(tuple(requests))  # another thread may shorten the list
-    choice = generator.randrange(6)
-    if choice == 0:
-        found = request.lookup()
-        request.prepare_load(0, found)
-        request.complete_load(0, found)
-    elif choice == 1:
-        request.prepare_store()
-    elif choice == 2:
-        request.complete_store(generator.random() < 0.8)
-    elif choice == 3:
-        request.extend(iter(batch[:2]))
-    elif choice == 4:
-        request.finish()
-    len(request), request.hashes, request.is_finished, repr(request)
-    if len(requests) > 20:
-        del requests[:10]
-
-
-def drive_policy(policy, generator):
-    key = generator.choice(KEYS)
-    choice = generator.randrange(7)
-    if choice in (0, 1):
-        status = BlockStatus(7)
-        status.ref_cnt = generator.choice([0, 0, 0, 1])
-        policy.insert(key, status)
-    elif choice == 2:
-        policy.remove(key)
-    elif choice == 3:
-        policy.touch([generator.choice(KEYS) for _ in range(5)])
-    elif choice == 4:
-        policy.evict(generator.randrange(3), [key])
-    elif choice == 5:
-        policy.get(key)
-        look(policy)
-    elif generator.random() < 0.02:
-        policy.clear()
-
-
-def drive_pool(pool, generator):
-    try:
-        taken = pool.allocate_blocks(KEYS[: generator.randrange(4)])
-    except ValueError:
-        return
-    for status in taken:
-        pool.free(status)
-
-
 if kind in ("LRUOffloadingManager", "ARCOffloadingManager"):
-    thing, drive = getattr(twin, kind)(twin.CPUBackend(16, BLOCKS), True), drive_manager
+    thing, drive = getattr(twin, kind)(twin.CPUBackend(16, BLOCKS), True), drives.manager
 elif kind.startswith("cpu-"):
-    thing, drive = twin.CPUOffloadingManager(16, BLOCKS, kind[4:], True), drive_manager
+    thing, drive = twin.CPUOffloadingManager(16, BLOCKS, kind[4:], True), drives.manager
 elif kind == "pool":
-    thing, drive = twin.CPUBackend(16, 8), drive_pool
+    thing, drive = twin.CPUBackend(16, 8), drives.pool
 else:
-    thing, drive = twin.policy_class(kind)(BLOCKS), drive_policy
+    thing, drive = twin.policy_class(kind)(BLOCKS), drives.policy
 
 
 def work(seed):
@@ -159,7 +71,7 @@ threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
     + """thing._check()
 if kind == "pool":
     assert thing.get_num_free_blocks() == 8
-elif drive is drive_manager:
+elif drive == drives.manager:
     stats = thing.stats()
     assert stats["resident"] == len(thing)
     assert stats["resident"] + stats["free"] == BLOCKS, stats

@@ -187,8 +187,20 @@ def mounted(image: Path, folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fuse_mounted(image: Path, folder: Path) -> Iterator[tuple[Path, int]]:
-    """Mount a file system that a process serves; give the folder and the process."""
+def new_disk(path: Path, megabytes: int, *commands: str) -> Iterator[Path]:
+    """Mount a new file system, in a file in a folder; skip a test where a command is missing."""
+    need("mkfs.ext4", *commands)
+    make_image(path / "disk.img", megabytes)
+    with mounted(path / "disk.img", path / "disk") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def new_fuse_disk(path: Path, megabytes: int) -> Iterator[tuple[Path, int]]:
+    """Mount a new file system that a process serves; give the folder and the process."""
+    need("mkfs.ext4", "fuse2fs")
+    image, folder = path / "disk.img", path / "disk"
+    make_image(image, megabytes)
     folder.mkdir(exist_ok=True)
     server = subprocess.Popen(
         ["fuse2fs", "-f", str(image), str(folder)],
@@ -210,24 +222,6 @@ def fuse_mounted(image: Path, folder: Path) -> Iterator[tuple[Path, int]]:
             _run("umount", folder)
         server.terminate()
         server.wait(300)
-
-
-@contextlib.contextmanager
-def new_disk(path: Path, megabytes: int, *commands: str) -> Iterator[Path]:
-    """Mount a new file system, in a file in a folder; skip a test where a command is missing."""
-    need("mkfs.ext4", *commands)
-    make_image(path / "disk.img", megabytes)
-    with mounted(path / "disk.img", path / "disk") as folder:
-        yield folder
-
-
-@contextlib.contextmanager
-def new_fuse_disk(path: Path, megabytes: int) -> Iterator[tuple[Path, int]]:
-    """Mount a new file system that a process serves; give the folder and the process."""
-    need("mkfs.ext4", "fuse2fs")
-    make_image(path / "disk.img", megabytes)
-    with fuse_mounted(path / "disk.img", path / "disk") as (folder, server):
-        yield folder, server
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -153,12 +154,13 @@ def patient(kind: type[SomeTier]) -> type[SomeTier]:
     return Patient
 
 
-def make_bucket(server: Server) -> None:
+def make_bucket(server: Server, context: ssl.SSLContext | None = None) -> None:
     """Make the bucket ``blocks``, as any client does."""
     from urllib.request import Request, urlopen
 
-    request = Request(f"http://127.0.0.1:{server.port}/blocks", method="PUT")
-    urlopen(request, timeout=300).close()
+    scheme = "http" if context is None else "https"
+    request = Request(f"{scheme}://127.0.0.1:{server.port}/blocks", method="PUT")
+    urlopen(request, context=context, timeout=PATIENCE_S).close()
 
 
 def s3_options(server: Server, secret: str = "testing") -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("prometheus_client", reason="exporting needs the watch extra
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Histogram
+from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, TIER_PREFIX, Histogram
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier, open_tier
 from kvoffload.tiers.prometheus import TierCollector
 from tests.tiers.inside import settle
@@ -80,74 +81,52 @@ def expected(tiers: tuple[Tier, ...], labels: dict[str, str]) -> dict[str, Serie
 
 def test_several_tiers_in_one_registry(tiers: tuple[Tier, ...]) -> None:
     registry = CollectorRegistry()
-    registry.register(TierCollector(tiers, {"host": "a"}))
+    collector = TierCollector(tiers, {"host": "a"})
+    registry.register(collector)
+    names = [family.name for family in collector.describe()]
+    assert names == [TIER_PREFIX + metric.name for metric in TIER_METRICS]
+    assert {family.name for family in collector.collect()} == set(names)
     found = scraped(registry)
     assert found == expected(tiers, {"host": "a"})
     blocks = found[f"{TIER_PREFIX}blocks_total"]
     for tier in tiers:
         key = (("host", "a"), ("op", "put"), ("status", "ok"), ("tier", tier.name))
         assert blocks[key] == tier.stats()["put_ok"] == 16
-    assert found[f"{TIER_PREFIX}evicted_total"][
-        (("host", "a"), ("reason", "evicted"), ("tier", "near"))
-    ] == pytest.approx(8)
-
-
-def test_every_metric_is_described_and_exported(tiers: tuple[Tier, ...]) -> None:
-    collector = TierCollector(tiers)
-    described = [family.name for family in collector.describe()]
-    assert described == [TIER_PREFIX + metric.name for metric in TIER_METRICS]
-    exported = {family.name for family in collector.collect()}
-    assert exported == set(described)
-
-
-def test_a_closed_tier_has_its_last_values(tiers: tuple[Tier, ...]) -> None:
-    registry = CollectorRegistry()
-    registry.register(TierCollector(tiers[0]))
-    before = scraped(registry)[f"{TIER_PREFIX}blocks_total"]
-    tiers[0].close()
-    assert scraped(registry)[f"{TIER_PREFIX}blocks_total"] == before
+    near = (("host", "a"), ("reason", "evicted"), ("tier", "near"))
+    assert found[f"{TIER_PREFIX}evicted_total"][near] == 8
+    seconds = f"{TIER_PREFIX}seconds"
+    assert sum(found[f"{seconds}_sum"].values()) > 0
+    longest = ("le", str(SECONDS_BOUNDS[-1]))
+    within = sum(value for key, value in found[f"{seconds}_bucket"].items() if longest in key)
+    assert within == sum(found[f"{seconds}_count"].values()) > 0
 
 
 @pytest.mark.thorough
 def test_scrapes_beside_a_tier_at_work(tiers: tuple[Tier, ...]) -> None:
     registry = CollectorRegistry()
     registry.register(TierCollector(tiers))
-    faults: list[BaseException] = []
     over = threading.Event()
 
     def scrape() -> None:
+        while not over.is_set():
+            scraped(registry)
+
+    with ThreadPoolExecutor(2) as threads:
+        scrapes = [threads.submit(scrape) for _ in range(2)]
         try:
-            while not over.is_set():
-                scraped(registry)
-        except BaseException as fault:  # noqa: BLE001 (the test says so)
-            faults.append(fault)
-
-    threads = [threading.Thread(target=scrape) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(60):
+            for number in range(60):
+                for tier in tiers:
+                    keys = [b"%d/%d" % (number, place) for place in range(4)]
+                    assert tier.wait([tier.put(keys, range(4)), tier.get(keys, range(4))], 60)
+                    tier.discard(keys[:1])
+                    list(tier.poll())
             for tier in tiers:
-                keys = [b"%d/%d" % (number, place) for place in range(4)]
-                assert tier.wait([tier.put(keys, range(4))], 60)
-                assert tier.wait([tier.get(keys, range(4))], 60)
-                tier.discard(keys[:1])
-                list(tier.poll())
-        for tier in tiers:
-            tier.close()
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    assert faults == []
-    assert scraped(registry) == expected(tiers, {})
-
-
-def test_a_registry_takes_one_collector_and_says_so_at_once(tiers: tuple[Tier, ...]) -> None:
-    registry = CollectorRegistry()
-    registry.register(TierCollector(tiers[0]))
-    with pytest.raises(ValueError, match="Duplicated timeseries"):
-        registry.register(TierCollector(tiers[1]))
+                tier.close()
+        finally:
+            over.set()
+    for each in scrapes:
+        each.result()
+    assert scraped(registry) == expected(tiers, {}), "a closed tier has its last values"
 
 
 def test_what_is_refused(tiers: tuple[Tier, ...]) -> None:

@@ -1,4 +1,8 @@
-"""A child that is forked beside busy threads: no call waits for a lock, none writes anywhere."""
+"""A child that is forked beside busy threads, and a process that ends without closing its tiers.
+
+No call of the child waits for a lock or writes anywhere; the end is quiet, soon, and with blocks
+stored.
+"""
 
 import os
 import signal
@@ -12,6 +16,7 @@ from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import PATIENCE_S, refused_as_foreign, run
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Status, TieredStore
 from kvoffload.tiers.engine.tier import ComposedTier
+from tests.isolated.scripts import run_script
 from tests.tiers.inside import is_busy
 
 from .attack import start
@@ -108,3 +113,69 @@ def test_a_child_is_refused_by_a_store(namespace: Namespace) -> None:
         assert region.read(block_id) == bytes([block_id]) * BLOCK
     assert store.lookup(KEYS[:4]) == (4, 4)
     assert store.close()
+
+
+# -- exits -----------------------------------------------------------------------------------------
+
+
+BLOCK_BYTES, BLOCKS = 2**20, 32
+
+SCRIPT = f"""
+    import os, sys
+    os.dup2(1, 2)
+    from kvoffload.tiers import FileTier, Namespace, Region
+    from kvoffload.testing.tiers import FaultyTier
+
+    kind, folder = sys.argv[1:]
+    namespace = Namespace("exit", {BLOCK_BYTES})
+    region = Region.allocate({BLOCKS}, {BLOCK_BYTES})
+    if kind == "slab":
+        tier = FileTier(folder, {BLOCKS} * {BLOCK_BYTES}, namespace=namespace)
+    else:
+        tier = FaultyTier({BLOCKS} * {BLOCK_BYTES}, namespace=namespace)
+    tier.attach(region)
+    if kind == "hung":
+        tier.hang()
+    for block_id in range({BLOCKS}):
+        region.write(block_id, bytes([block_id]) * {BLOCK_BYTES})
+    tier.put([b"%d" % block_id for block_id in range({BLOCKS})], range({BLOCKS}))
+"""
+
+
+@pytest.mark.parametrize("kind", ["slab", "hung"])
+def test_an_exit_without_close(kind: str, tmp_path: Path) -> None:
+    # Errors at the interpreter's end are printed and change no exit status; hangs end at a limit.
+    assert run_script(SCRIPT, kind, str(tmp_path)) == ""
+    if kind == "slab":
+        capacity = BLOCKS * BLOCK_BYTES
+        with FileTier(tmp_path, capacity, namespace=Namespace("exit", BLOCK_BYTES)) as tier:
+            assert tier.num_restored == BLOCKS
+
+
+DAEMONS = """
+    import os, threading, time
+    os.dup2(1, 2)
+    from kvoffload.tiers import MemoryTier, Namespace, Region
+
+    ids = list(range(64))
+    keys = [b"%d" % number for number in ids]
+    region = Region.allocate(len(ids), 4096)
+
+    def call(tier):
+        while True:
+            tier.get(keys, ids)
+            tier.poll()
+
+    threading.excepthook = lambda arguments: None  # of tiers that the exit has closed
+    for _ in range(4):
+        tier = MemoryTier(2**20, namespace=Namespace("exit", 4096))
+        tier.attach(region)
+        threading.Thread(target=call, args=(tier,), daemon=True).start()
+    time.sleep(0.05)
+"""
+
+
+def test_an_exit_while_daemon_threads_call() -> None:
+    """Up to CPython 3.13 their stacks are unwound, which no C++ frame of a library may forbid."""
+    for _ in range(2):
+        assert run_script(DAEMONS) == ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.generation import Generation, GenerationSource
 from tests.tiers.attack import report, rounds
 from tests.tiers.inside import ask_anew, is_busy
-from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server
-from tests.tiers.test_store import DictStore
+from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
+from tests.tiers.test_remote_parts import DictStore
 
 BLOCK = 4096
 NAMESPACE = Namespace("weights", BLOCK)
@@ -55,18 +56,6 @@ def test_a_generation_is_its_name() -> None:
     assert Generation.of("step 5").number == Generation.of("step 5").number != 0
     assert len({Generation.random().number for _ in range(100)}) == 100
     assert Generation.of("é" * 64).name == "é" * 64
-
-
-@pytest.mark.parametrize("name", ["x" * 65, "two\nlines", "\ud800"])
-def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
-        Generation.of(name)
-    with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
-        open_tier("memory:?capacity=1MB", NAMESPACE, name)
-    with MemoryTier(2**20, namespace=NAMESPACE) as tier:
-        with pytest.raises(ValueError, match="generation must be at most 64 printable characters"):
-            tier.forget(name)
-        assert tier.generation == ""
 
 
 def test_an_address_or_its_caller_names_the_generation() -> None:
@@ -172,16 +161,21 @@ def name_of(weights: int) -> str:
     return f"step {weights}" if weights else ""
 
 
-def play(opener: Opener, chance: random.Random, steps: int) -> int:
-    """Let two engines do anything in any order; return how many blocks were served."""
+def play(opener: Opener, chance: random.Random, steps: int, is_shared: bool) -> int:
+    """Let two engines do anything in any order; return how many blocks were served.
+
+    An engine finds what either has stored under its name; a slab has the blocks of one name.
+    """
     engines = [Engine(number, opener) for number in range(2)]
+    stored: defaultdict[tuple[int, str], set[bytes]] = defaultdict(set)
     newest = served = 0
     try:
         for _ in range(steps):
             engine = chance.choice(engines)
             step = chance.choice(["put", "put", "get", "push", "push back", "reset", "restart"])
+            keys = chance.sample(KEYS, chance.randrange(1, len(KEYS))) if step == "put" else []
             if step == "put":
-                engine.put(chance.sample(KEYS, chance.randrange(1, len(KEYS))))
+                engine.put(keys)
             elif step == "push":
                 newest += chance.randrange(2)
                 engine.push(newest, chance.choice([name_of(newest), name_of(newest), None]))
@@ -194,7 +188,14 @@ def play(opener: Opener, chance: random.Random, steps: int) -> int:
                 assert engine.tier.close(PATIENCE_S)
                 weights = chance.randrange(newest + 1)
                 engine.restart(weights, name_of(weights))
-            served += engine.get()
+            place, name = engine.number * (not is_shared), engine.tier.generation
+            for other in [each for each in stored if each[0] == place]:
+                if not is_shared and other[1] != name:
+                    del stored[other]
+            stored[place, name].update(keys)
+            found = engine.get()
+            assert found == len(stored[place, name]), step
+            served += found
     finally:
         for engine in engines:
             engine.tier.close(PATIENCE_S)
@@ -230,17 +231,11 @@ def in_directory(path: Path) -> Opener:
     return opener_of(DirectoryTier, path, 2**24)
 
 
-def in_redis(server: Server, prefix: str) -> Opener:
-    return opener_of(RedisTier, f"redis://127.0.0.1:{server.port}", prefix=prefix)
-
-
-def in_bucket(server: Server, prefix: str) -> Opener:
-    return opener_of(ObjectTier, f"s3://blocks/{prefix}", **s3_options(server))
-
-
-def play_all(opener_of_turn: Callable[[int], Opener], stated: int, seed: int, steps: int) -> None:
+def play_all(
+    opener_of: Callable[[int], Opener], stated: int, seed: int, steps: int, is_shared: bool = True
+) -> None:
     times = rounds(stated)
-    played = [play(opener_of_turn(n), random.Random(seed + n), steps) for n in range(times)]
+    played = [play(opener_of(n), random.Random(seed + n), steps, is_shared) for n in range(times)]
     report(f"{times} sequences of two engines, {sum(played)} blocks served")
     assert sum(played) > times
 
@@ -255,37 +250,27 @@ def test_no_block_of_other_weights_is_served_in_memory(seed: int) -> None:
 def test_no_block_of_other_weights_is_served_from_a_disk(
     tmp_path: Path, made: Callable[[Path], Opener], seed: int
 ) -> None:
-    play_all(lambda number: made(tmp_path / str(number)), 100, seed, 20)
+    is_shared = made is in_directory
+    play_all(lambda number: made(tmp_path / str(number)), 100, seed, 20, is_shared)
 
 
-def test_engines_with_one_name_share_after_a_push(tmp_path: Path) -> None:
-    for opener in (in_memory(), in_directory(tmp_path)):
-        one, other = Engine(0, opener), Engine(1, opener)
-        one.put(KEYS)
-        assert (one.get(), other.get()) == (4, 4)
-        one.push(1, "step 1")
-        assert (one.get(), other.get()) == (0, 4), "the other still has the old weights"
-        one.put(KEYS)
-        other.push(1, "step 1")
-        assert (one.get(), other.get()) == (4, 4)
-        other.push(0, "")
-        assert (one.get(), other.get()) == (4, 4), "and its old blocks are there"
-        one.tier.forget()
-        assert (one.get(), other.get()) == (0, 4)
-        for engine in (one, other):
-            engine.tier.close(PATIENCE_S)
+def let_hang(engine: Engine, call: str) -> threading.Event:
+    """Have a call of a tier's store wait for an event."""
+    goes_on, store = threading.Event(), engine.tier._medium.store
+    made = getattr(store, call)
+
+    def hang(*arguments: object) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        made(*arguments)
+
+    setattr(store, call, hang)
+    return goes_on
 
 
 def test_a_put_that_hangs_over_a_forget_is_the_old_generation_s() -> None:
     opener = in_memory()
     one, other = Engine(0, opener), Engine(1, opener)
-    goes_on, store = threading.Event(), one.tier._medium.store.store
-
-    def hang(*arguments: object) -> None:
-        assert goes_on.wait(PATIENCE_S)
-        store(*arguments)
-
-    one.tier._medium.store.store = hang
+    goes_on = let_hang(one, "store")
     one.put(KEYS)
     one.push(1, "step 1")
     other.push(1, "step 1")
@@ -301,13 +286,7 @@ def test_a_get_that_ends_after_a_forget_is_a_miss() -> None:
     engine = Engine(0, in_memory())
     engine.put(KEYS)
     assert engine.get() == 4
-    goes_on, fetch = threading.Event(), engine.tier._medium.store.fetch
-
-    def hang(*arguments: object) -> None:
-        assert goes_on.wait(PATIENCE_S)
-        fetch(*arguments)
-
-    engine.tier._medium.store.fetch = hang
+    goes_on = let_hang(engine, "fetch")
     job = engine.tier.get(KEYS, range(4), PATIENCE_S)
     assert engine.tier.forget() is True
     goes_on.set()
@@ -315,21 +294,16 @@ def test_a_get_that_ends_after_a_forget_is_a_miss() -> None:
     engine.tier.close(PATIENCE_S)
 
 
-def test_what_is_forgotten_says_so_in_an_event(tmp_path: Path) -> None:
-    for kind, place in ((MemoryTier, ()), (DirectoryTier, (tmp_path,))):
-        with kind(*place, 2**20, namespace=NAMESPACE, enable_events=True) as tier:
-            tier.forget("step 1")
-            tier.forget("step 1")  # nothing changes
-            assert [event.reason for event in tier.take_events()] == ["forgotten"]
-
-
 def test_a_store_s_tiers_all_get_the_same_generation(tmp_path: Path) -> None:
     tiers = [
-        MemoryTier(2**20, namespace=NAMESPACE),
-        DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE),
+        MemoryTier(2**20, namespace=NAMESPACE, enable_events=True),
+        DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE, enable_events=True),
     ]
     with TieredStore(Region.allocate(4, BLOCK), CPUOffloadingManager(1, 4), tiers) as store:
-        assert store.forget("step 7") is True
+        for _ in range(2):  # the second changes nothing
+            assert store.forget("step 7") is True
+        for tier in tiers:
+            assert [event.reason for event in tier.take_events()] == ["forgotten"]
         assert [tier.generation for tier in tiers] == ["step 7"] * 2
         assert store.forget() is True
         assert len({tier.generation for tier in tiers}) == 1
@@ -349,8 +323,41 @@ def test_what_was_discarded_does_not_come_back_with_its_generation(tmp_path: Pat
 # -- the deletion of blocks ----------------------------------------------------------------------
 
 
-def check_deletion(opener: Opener, url: str) -> None:
-    """Delete one generation of two, then all; other things at the address stay."""
+@pytest.fixture(
+    params=["directory", *(pytest.param(k, marks=pytest.mark.servers) for k in ("redis", "s3"))]
+)
+def place(request, tmp_path: Path, monkeypatch) -> Iterator[tuple[Opener, str]]:
+    """Give what opens tiers at a place where other things are, which stay, and its address."""
+    if request.param == "directory":
+        (tmp_path / "of the user").write_text("precious")
+        (tmp_path / ("a" * 32)).symlink_to(tmp_path)
+        yield in_directory(tmp_path), f"dir:{tmp_path}"
+        assert (tmp_path / "of the user").read_text() == "precious"
+        assert (tmp_path / ("a" * 32)).is_symlink()
+    elif request.param == "redis":
+        redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
+        with (
+            redis_server("--maxmemory", "256mb") as server,
+            redis.Redis(port=server.port) as client,
+        ):
+            client.set("kvoffload:of:the:user", "precious")
+            url = f"redis://127.0.0.1:{server.port}"
+            yield opener_of(RedisTier, url, prefix="a*b"), f"{url}?prefix=a*b"
+            assert client.get("kvoffload:of:the:user") == b"precious"
+    else:
+        pytest.importorskip("obstore", reason="the tier needs the objects extra")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        with s3_server() as server:
+            make_bucket(server)
+            endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
+            opener = opener_of(ObjectTier, "s3://blocks/kv", **s3_options(server))
+            yield opener, f"s3://blocks/kv?{endpoint}"
+
+
+def test_blocks_are_deleted(place: tuple[Opener, str]) -> None:
+    """One generation of two, then all."""
+    opener, url = place
     engine = Engine(0, opener)
     for weights in range(2):
         engine.push(weights, name_of(weights))
@@ -368,33 +375,3 @@ def check_deletion(opener: Opener, url: str) -> None:
     engine.put(KEYS)
     assert engine.get() == 4, "the tier goes on"
     engine.tier.close(PATIENCE_S)
-
-
-def test_blocks_in_a_directory_are_deleted(tmp_path: Path) -> None:
-    (tmp_path / "of the user").write_text("precious")
-    (tmp_path / ("a" * 32)).symlink_to(tmp_path)
-    check_deletion(in_directory(tmp_path), f"dir:{tmp_path}")
-    assert (tmp_path / "of the user").read_text() == "precious"
-    assert (tmp_path / ("a" * 32)).is_symlink()
-
-
-@pytest.mark.servers
-def test_blocks_on_a_server_are_deleted() -> None:
-    redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
-    with redis_server("--maxmemory", "256mb") as server:
-        url = f"redis://127.0.0.1:{server.port}"
-        with redis.Redis(port=server.port) as client:
-            client.set("kvoffload:of:the:user", "precious")
-            check_deletion(in_redis(server, "a*b"), f"{url}?prefix=a*b")
-            assert client.get("kvoffload:of:the:user") == b"precious"
-
-
-@pytest.mark.servers
-def test_blocks_in_a_bucket_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("obstore", reason="the tier needs the objects extra")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    with s3_server() as server:
-        make_bucket(server)
-        endpoint = f"endpoint=http://127.0.0.1:{server.port}&region=us-east-1&http=true"
-        check_deletion(in_bucket(server, "kv"), f"s3://blocks/kv?{endpoint}")

@@ -288,22 +288,6 @@ def test_an_exception_at_any_line_leaves_no_wrong_byte(
         go_on(caller, opener)
 
 
-def test_an_interrupted_tier_refuses_all_calls_until_it_is_opened_again(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caller = prepared(opener, Region.allocate(48, BLOCK))
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(caller.tier._jobs, "submit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            caller.submit("put", KEYS[22:26])
-    assert caller.tier.health().interrupted
-    go_on(caller, opener)
-
-
 class AlarmError(Exception):
     """The exception that the handler raises."""
 

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,31 +112,22 @@ def test_one_directory(tmp_path: Path, room: int, stated: int, options: dict) ->
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(("room", "stated"), [("256mb", 2000), ("3mb", 500)])
-def test_one_redis_server(room: str, stated: int) -> None:
-    """With room for all blocks; and for few of them, so that it evicts."""
-    pytest.importorskip("redis", reason="the tier needs the redis extra")
-    from redis import Redis
-
-    with redis_server("--maxmemory", room, "--maxmemory-policy", "allkeys-lru") as server:
-        url = f"redis://127.0.0.1:{server.port}"
-        attack(
-            lambda namespace: RedisTier(url, threads=2, namespace=namespace, ack="stored"),
-            rounds(stated),
-        )
-        with Redis(port=server.port) as client:
+@pytest.mark.parametrize(
+    ("kind", "stated"), [("256mb", 2000), ("3mb", 500), ("s3", 60)], ids=["redis", "small", "s3"]
+)
+def test_one_server(kind: str, stated: int) -> None:
+    """Redis with room for all blocks; and for few of them, so that it evicts; and a bucket."""
+    options = {"threads": 2, "ack": "stored"}
+    if kind == "s3":
+        pytest.importorskip("obstore", reason="the tier needs the objects extra")
+        with s3_server() as server:
+            make_bucket(server)
+            opener = partial(ObjectTier, "s3://blocks/kv", **options, **s3_options(server))
+            attack(lambda namespace: opener(namespace=namespace), rounds(stated))
+        return
+    redis = pytest.importorskip("redis", reason="the tier needs the redis extra")
+    with redis_server("--maxmemory", kind, "--maxmemory-policy", "allkeys-lru") as server:
+        opener = partial(RedisTier, f"redis://127.0.0.1:{server.port}", **options)
+        attack(lambda namespace: opener(namespace=namespace), rounds(stated))
+        with redis.Redis(port=server.port) as client:
             assert client.dbsize() <= 2 * (len(KEYS) + 2), "each block once, and two names more"
-
-
-@pytest.mark.attack
-def test_one_bucket() -> None:
-    """On moto's server, which stands in for S3."""
-    pytest.importorskip("obstore", reason="the tier needs the objects extra")
-    with s3_server() as server:
-        make_bucket(server)
-        attack(
-            lambda namespace: ObjectTier(
-                "s3://blocks/kv", threads=2, namespace=namespace, ack="stored", **s3_options(server)
-            ),
-            rounds(60),
-        )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S
+from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import FileTier, Region, Status, TierSpaceError
 from tests.isolated.scripts import run_script
 from tests.tiers.inside import slots_of, wait_until
@@ -129,27 +129,44 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
         tier.close()
 
 
-def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
-    universe = Universe(100)
-    tier, region = open_slab(tmp_path, 100)
-    universe.put(tier, region, universe.keys[:100])
+def keep_what_fits(path: Path, capacities: tuple[int, ...]) -> None:
+    """Fill a slab of 300 blocks, and open it with other capacities."""
+    universe = Universe(300)
+    tier, region = open_slab(path, 300)
+    universe.put(tier, region)
     slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
     tier.close()
-    for num_slots in (150, 40, 40, 300):
-        tier, region = open_slab(tmp_path, num_slots)
+    for num_slots in capacities:
+        tier, region = open_slab(path, num_slots)
         slots = {key: slot for key, slot in slots.items() if slot < num_slots}
         found = universe.check(tier, region)
         assert {key for key, status in found.items() if status == Status.OK} == set(slots)
         assert Status.CORRUPT not in found.values()
         assert tier.num_restored == len(slots)
-        size = (tier.folder / "blocks.dat").stat().st_size
-        assert size == num_slots * BLOCK_BYTES
+        assert (tier.folder / "blocks.dat").stat().st_size == num_slots * BLOCK_BYTES
         tier.close()
-    extra = Universe(200)
-    tier, region = open_slab(tmp_path, 300)
+
+
+def test_another_capacity_keeps_what_fits(tmp_path: Path) -> None:
+    keep_what_fits(tmp_path, (450, 120, 120, 400))
+    extra = Universe(300)
+    tier, region = open_slab(tmp_path, 400)
     assert not extra.put(tier, region).any()
     assert set(extra.check(tier, region).values()) == {Status.OK}
     tier.close()
+
+
+def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
+    """By one slot only, where even the new table has no room."""
+    with new_disk(tmp_path, 32) as disk:
+        open_slab(disk / "kv", 300)[0].close()
+        with (disk / "filler").open("wb") as filler:
+            for size in (2**20, 4096, 512):
+                with contextlib.suppress(OSError):
+                    while True:
+                        filler.write(bytes(size))
+                        filler.flush()
+            keep_what_fits(disk / "kv", (299, 100))
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -189,51 +206,6 @@ def test_a_disk_without_room_below(tmp_path: Path) -> None:
     finally:
         _run("umount", "-l", outer)
 
-
-# The system calls that threads of a pool make, with an error for those that the environment names.
-SHIM = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/types.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
-/* The file KVO_FAULT holds "call errno size": calls on files of that many bytes or more fail. */
-static int fault(const char *name, int fd) {
-    char line[64] = "", call[16];
-    int number;
-    long size;
-    struct stat status;
-    FILE *file = fopen(getenv("KVO_FAULT"), "r");
-    if (!file)
-        return 0;
-    if (!fgets(line, sizeof line, file))
-        line[0] = 0;
-    fclose(file);
-    if (sscanf(line, "%15s %d %ld", call, &number, &size) != 3 || strcmp(call, name))
-        return 0;
-    if (fstat(fd, &status) || status.st_size < size)
-        return 0;
-    errno = number;
-    return 1;
-}
-#define WRAP(name, arguments, values)                                                              \
-    ssize_t name arguments {                                                                       \
-        ssize_t(*next) arguments = (ssize_t(*) arguments)dlsym(RTLD_NEXT, #name);                  \
-        return fault(#name, fd) ? -1 : next values;                                                \
-    }
-WRAP(preadv, (int fd, const struct iovec *v, int n, off_t at), (fd, v, n, at))
-WRAP(pwritev, (int fd, const struct iovec *v, int n, off_t at), (fd, v, n, at))
-WRAP(preadv64, (int fd, const struct iovec *v, int n, off64_t at), (fd, v, n, at))
-WRAP(pwritev64, (int fd, const struct iovec *v, int n, off64_t at), (fd, v, n, at))
-WRAP(pwrite, (int fd, const void *data, size_t n, off_t at), (fd, data, n, at))
-WRAP(pwrite64, (int fd, const void *data, size_t n, off64_t at), (fd, data, n, at))
-"""
 
 INJECTED = """
     import errno, os, sys, time
@@ -301,9 +273,8 @@ def test_injected_errors(tmp_path: Path, mode: str) -> None:
     """Every error that a disk may report, from the system calls of the native threads."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
-    source, shim, fault = tmp_path / "shim.c", tmp_path / "shim.so", tmp_path / "fault"
-    source.write_text(SHIM)
-    _run("gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl")
+    shim, fault = tmp_path / "shim.so", tmp_path / "fault"
+    _run("gcc", "-shared", "-fPIC", "-o", shim, Path(__file__).with_name("shim.c"), "-ldl")
     fault.write_text("")
     preload = f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
     environment = {"LD_PRELOAD": preload, "KVO_FAULT": str(fault), "KVOFFLOAD_PURE_PYTHON": "0"}
@@ -323,35 +294,6 @@ def _called_by_threads() -> list[str]:
 
 
 # -- hangs -----------------------------------------------------------------------------------------
-
-
-class Timed:
-    """Calls and jobs of a tier, each timed."""
-
-    def __init__(self, tier: FileTier) -> None:
-        self.tier = tier
-        self.worst = self.excess = 0.0
-
-    def __call__(self, call, *arguments):
-        before = time.monotonic()
-        result = call(*arguments)
-        self.worst = max(self.worst, time.monotonic() - before)
-        return result
-
-    def ends(self, job: int, deadline_s: float) -> list[int]:
-        """Wait for a job; return its statuses."""
-        before = time.monotonic()
-        assert self.tier.wait([job], PATIENCE_S)
-        self.excess = max(self.excess, time.monotonic() - before - deadline_s)
-        (done,) = self.tier.poll()
-        assert done.job == job
-        return done.status.tolist()
-
-    def report(self, what: str) -> None:
-        report(
-            f"{what}: the longest call took {1000 * self.worst:.1f} ms, no job more than "
-            f"{1000 * self.excess:.1f} ms beyond its deadline (stated: 50)"
-        )
 
 
 def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
@@ -374,7 +316,7 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
             assert health.late_jobs >= 1
             ends = {done.job: done.status.tolist() for done in tier.poll()}
             again = tier.put(universe.keys[90:92], [30, 31], 0.1)
-            assert Timed(tier).ends(again, 0.1) == [Status.UNAVAILABLE] * 2
+            assert run(tier, again).status.tolist() == [Status.UNAVAILABLE] * 2
         assert tier.wait(jobs, PATIENCE_S)
         ends.update({done.job: done.status.tolist() for done in tier.poll()})
         assert set(ends) == set(jobs)
@@ -388,27 +330,22 @@ def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ack", ["copied", "stored"])
 def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
-    """SIGSTOP to the process that serves the file system: reads and writes hang.
-
-    Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
-    test.
-    """
+    """SIGSTOP to the process that serves the file system: reads and writes hang."""
     universe = Universe(300)
     deadline_s = 0.15
     with new_fuse_disk(tmp_path, 32) as (folder, server):
         tier, region = open_slab(folder / "kv", 300, staged=True, ack=ack, threads=4)
         assert not universe.put(tier, region, universe.keys[:100]).any()
         stop_clock(tier)
-        timed = Timed(tier)
         stop(server)
         try:
             statuses, puts = [], []
             for number in range(8):
                 region.array[:] = 0xEE
                 keys = universe.keys[4 * number : 4 * number + 4]
-                statuses += timed.ends(timed(tier.get, keys, range(4), deadline_s), deadline_s)
+                statuses += run(tier, tier.get(keys, range(4), deadline_s)).status.tolist()
                 keys = universe.keys[100 + number :][:1]
-                puts += timed.ends(timed(tier.put, keys, [0], deadline_s), deadline_s)
+                puts += run(tier, tier.put(keys, [0], deadline_s)).status.tolist()
             assert set(statuses) == {Status.TIMEOUT, Status.UNAVAILABLE}
             if ack == "copied":
                 assert puts[0] == Status.OK, "a hung server does not keep the caller waiting"
@@ -432,7 +369,6 @@ def test_a_stopped_file_server(tmp_path: Path, ack: str) -> None:
         assert set(found.values()) == {Status.OK}
         # What was put while the server slept has the bytes of that moment, whatever they were.
         assert tier.close(PATIENCE_S)
-    timed.report(f"stopped, ack {ack}")
 
 
 def test_close_of_a_hung_tier(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Files that strangers leave where slabs are: their folders, links, pipes, holes."""
 
-import contextlib
 import os
 import re
 import signal
@@ -16,7 +15,6 @@ from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
 from kvoffload.tiers.local.slab.layout import Header, record_offset
 from tests.isolated.scripts import run_script
-from tests.tiers.inside import slots_of
 from tests.tiers.seals import Seal
 
 from .attack import (
@@ -231,25 +229,3 @@ def test_a_slab_on_a_read_only_file_system_is_verified(tmp_path: Path) -> None:
         (tier.folder / "lock").stat()
         with pytest.raises(TierError, match="Read-only file system"):
             opens(disk / "kv")
-
-
-def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
-    """By one slot only, where even the new table has no room."""
-    universe = Universe(300)
-    with new_disk(tmp_path, 32) as disk:
-        tier, region = open_slab(disk / "kv", 300)
-        universe.put(tier, region)
-        slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
-        tier.close()
-        with (disk / "filler").open("wb") as filler:
-            for size in (2**20, 4096, 512):
-                with contextlib.suppress(OSError):
-                    while True:
-                        filler.write(bytes(size))
-                        filler.flush()
-            for num_slots in (299, 100):
-                tier, region = open_slab(disk / "kv", num_slots)
-                found = universe.check(tier, region)
-                kept = {key for key, slot in slots.items() if slot < num_slots}
-                assert {key for key, status in found.items() if status == 0} == kept
-                tier.close()

@@ -29,11 +29,12 @@ from kvoffload.tiers.remote.sweeper import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
 from tests.tiers.inside import ask_anew, doubt, medium_of, path_of, settle
 from tests.tiers.planted import KINDS, NUMBER, Victim, everything
+from tests.tiers.seals import Seal
 
 pytestmark = pytest.mark.thorough
 
 BLOCK = 4096
-NAMESPACE = Namespace("planted", BLOCK)
+NAMESPACE, OTHERS = Namespace("planted", BLOCK), Namespace("others", BLOCK)
 KEYS = [b"key-%03d" % number for number in range(64)]
 NOBODY = 65_534
 READ, REPLACE = Folder.read, Folder.replace
@@ -43,8 +44,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 def open_tier(path: Path, capacity: int = 64, **options) -> tuple[DirectoryTier, Region]:
     """Open a tier whose thread does not sweep by itself, and give it the bytes of the keys."""
-    options = {"sweep_s": 1e6, "threads": 2, "ack": "stored", **options}
-    tier = DirectoryTier(path, capacity * BLOCK, namespace=NAMESPACE, **options)
+    options = {"namespace": NAMESPACE, "sweep_s": 1e6, "threads": 2, "ack": "stored", **options}
+    tier = DirectoryTier(path, capacity * BLOCK, **options)
     if options["sweep_s"] > 1000:
         tier._files.on_written = lambda: None  # nor early
     region = Region.allocate(2 * len(KEYS), BLOCK)
@@ -149,6 +150,32 @@ PLACES: dict[str, Callable[[DirectoryTier], Path]] = {
 }
 
 
+def sealed(key: bytes, namespace: Namespace, generation: int) -> bytes:
+    """Return a block as its file has it."""
+    block = block_bytes_of(namespace.model.encode() + key, BLOCK)
+    seal = Seal.of(namespace.fingerprint, key, block).pack(generation)
+    return (block + seal).ljust(2 * BLOCK, b"\0")
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "short": lambda data: data[:100],
+    "cut": lambda data: data[:-1],
+    "long": lambda data: data + bytes(100 * BLOCK),
+    "flipped": lambda data: flipped(data, 777),
+    "flipped seal": lambda data: flipped(data, BLOCK + 9),
+    "flipped length": lambda data: flipped(data, BLOCK + 4),
+    "other bytes": lambda data: b"x" * len(data),
+    "of another key": lambda _: sealed(KEYS[1], NAMESPACE, 0),
+    "of another model": lambda _: sealed(KEYS[0], OTHERS, 0),
+    "of another generation": lambda _: sealed(KEYS[0], NAMESPACE, 5),
+}
+"""What may be done to the file of a block."""
+
+
 def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
@@ -159,21 +186,31 @@ def test_nothing_outside_is_read_written_or_removed(
     tmp_path: Path, victim: Victim, call: str, place: str
 ) -> None:
     aside = tmp_path / "aside"
-    with opened(tmp_path / "kv", 4) as (tier, region):
+    with (
+        opened(tmp_path / "kv", 4) as (tier, region),
+        opened(tmp_path / "kv", namespace=OTHERS) as (others, others_region),
+    ):
         medium_of(tier).visit_s = 0.0  # learn everything anew
+        put(others)
         put(tier)
-        for kind, plant in KINDS.items():
+        for kind in (*(CHANGES if place == "block" else ()), *KINDS):
             sweep(tier)
             calm(tier)
             assert put(tier) == [Status.OK] * 8
             path = PLACES[place](tier)
             path.rename(aside)
-            plant(path, victim)
+            if kind in CHANGES:
+                path.write_bytes(CHANGES[kind](aside.read_bytes()))
+            else:
+                KINDS[kind](path, victim)
             calm(tier)
             statuses = do(call, tier, region)
-            if place in BLOCK_PLACES and call in ("get", "query"):
+            if place in BLOCK_PLACES and call in ("get", "query")[: 1 if kind in CHANGES else 2]:
                 assert statuses[0] in (Status.MISS, Status.CORRUPT), kind
             calm(tier)
+            if kind in CHANGES:
+                get(tier, region)  # only who reads it learns of it
+                calm(tier)
             put(tier)
             calm(tier)
             found = put(tier)
@@ -192,6 +229,7 @@ def test_nothing_outside_is_read_written_or_removed(
             assert victim.is_untouched() or kind == "hard link", kind  # which comes last
         assert tier.forget()
         assert Status.OK not in get(tier, region)
+        assert get(others, others_region) == [Status.OK] * 8, "another namespace is not concerned"
 
 
 def test_a_temporary_file_that_is_there_is_not_written_to(
@@ -368,6 +406,33 @@ def test_every_block_that_a_sweep_removes_is_reported(tmp_path: Path) -> None:
         tier.poll()
         left = [key for event in tier.take_events() if event.removed for key in event.keys]
         assert len(set(left)) == len(left) == tier.stats()["removed_evicted"] == 28
+
+
+@pytest.mark.parametrize("seconds", [2**31, 2**34, 2**40, -(2**34), -(2**40)])
+def test_blocks_of_any_time_are_swept_like_others(tmp_path: Path, seconds: int) -> None:
+    """From 2262 on, nanoseconds of them have more than 63 bits."""
+    with opened(tmp_path, 2) as (tier, _):
+        put(tier, 4)
+        for path in [path_of(tier, key) for key in KEYS[:2]]:
+            with contextlib.suppress(OSError, OverflowError):
+                os.utime(path, (0, seconds))
+        assert tier.sweep() == 2
+
+
+def test_a_generation_without_blocks_leaves_with_its_folders(tmp_path: Path) -> None:
+    with opened(tmp_path, 4) as (tier, _):
+        put(tier, 1)
+        old = path_of(tier, KEYS[0]).parents[1]
+        tier.forget("new")
+        put(tier, 4)
+        for path in (*old.rglob("*.kv"), *old.iterdir(), old):
+            age(path, 7200)
+        sweep(tier)
+        for path in (*old.iterdir(), old):
+            age(path, 7200)
+        sweep(tier)
+        assert not old.exists()
+        assert path_of(tier, KEYS[3]).exists()
 
 
 def test_only_what_a_dead_writer_left_long_ago_is_removed(tmp_path: Path) -> None:

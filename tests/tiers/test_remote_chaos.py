@@ -12,13 +12,16 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -42,7 +45,6 @@ from tests.tiers.inside import (
     doubt,
     medium_of,
     number_of,
-    path_of,
     settle,
 )
 from tests.tiers.servers import (
@@ -90,6 +92,22 @@ class World:
         return tier, attached(tier)
 
 
+class FileServer(NamedTuple):
+    """The process that serves a file system."""
+
+    process: int
+
+    def hang(self) -> None:
+        stop(self.process)
+
+    def resume(self) -> None:
+        os.kill(self.process, signal.SIGCONT)
+
+
+def open_directory(path: Path, _: FileServer, **options) -> DirectoryTier:
+    return DirectoryTier(path, 2**30, **{"namespace": NAMESPACE, **options})
+
+
 def attached(tier: Tier) -> Region:
     """Give a tier a region, and the first 64 blocks of it the bytes of the keys."""
     region = Region.allocate(128, BLOCK)
@@ -100,8 +118,12 @@ def attached(tier: Tier) -> Region:
 
 
 @pytest.fixture(params=["redis", "s3"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Give a server that runs."""
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Give a server that runs, or a directory on a file system that a process serves."""
+    if request.param == "directory":
+        with new_fuse_disk(tmp_path, 64) as (folder, process):
+            yield World(FileServer(process), partial(open_directory, folder / "kv"))
+        return
     if request.param == "redis":
         made = World(redis_server("--maxmemory", "64mb"), open_redis)
     else:
@@ -218,6 +240,25 @@ class TestHangs:
         start_clock(tier)
         ask_anew(tier)
         assert not {Status.CORRUPT} & set(check(tier, region, 33))
+        assert tier.close(PATIENCE_S)
+
+    @pytest.mark.parametrize("world", ["directory"], indirect=True)
+    def test_a_directory_that_hangs_costs_one_deadline(self, world: World) -> None:
+        """No thread comes back before it does."""
+        tier, region = world.open()
+        store(tier, 8)
+        medium_of(tier).visit_s = np.inf
+        world.server.hang()
+        done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
+        assert set(done.status.tolist()) == {Status.TIMEOUT}
+        assert tier.health().reads == "open"
+        assert run(tier, tier.get(KEYS[:8], range(64, 72))).status[0] == Status.UNAVAILABLE
+        region.array[64 * BLOCK :] = 7
+        world.server.resume()
+        settle(tier)
+        assert (region.array[64 * BLOCK :] == 7).all()
+        start_clock(tier)
+        assert set(check(tier, region, 8)) == {Status.OK}
         assert tier.close(PATIENCE_S)
 
 
@@ -402,6 +443,23 @@ class TestRedisInTrouble:
             assert "evicts no blocks" in caplog.text
             tier.close()
 
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--cluster-enabled", "yes"), "its server is part of a cluster"),
+            (("--rename-command", "EVAL", ""), "its server has no scripts (EVAL)"),
+        ],
+    )
+    def test_a_server_that_does_not_suffice_is_refused_by_name(self, caplog, options, why) -> None:
+        with redis_server("--maxmemory", "64mb", *options) as server:
+            tier, region = World(server, open_redis).open()
+            assert set(check(tier, region, 1)) == {Status.FAILED}
+            run(tier, tier.put(KEYS[:1], [0], PATIENCE_S))
+            settle(tier)
+            assert tier.stats()["store_ok"] == 0
+            tier.close()
+        assert f"is refused: {why}" in caplog.text
+
 
 class TestCredentials:
     SECRET = "s3cr3t-passw0rd"
@@ -411,36 +469,27 @@ class TestCredentials:
         shown = f"{tier!r}{tier}{tier.place}{tier.stats()}{tier.health()}{samples}"
         return shown + caplog.text + tier.namespace.json + repr(vars(tier))
 
-    @pytest.mark.parametrize("password", [None, "wr0ng-s3cr3t-passw0rd"])
-    def test_wrong_ones_are_refused_and_never_shown(self, caplog, password) -> None:
-        with redis_server("--requirepass", self.SECRET) as server:
-            user = f":{password}@" if password else ""
-            url = f"redis://{user}127.0.0.1:{server.port}/0"
-            with caplog.at_level(logging.DEBUG):
-                tier = open_tier(url, NAMESPACE)
-                region = attached(tier)
-                assert set(check(tier, region, 4, 5.0)) == {Status.UNAVAILABLE}
-                assert "UNAVAILABLE" in caplog.text
-                assert self.SECRET not in self.everything_shown(tier, caplog)
-            tier.close()
-
-    @pytest.mark.parametrize("kind", ["redis", "s3"])
-    def test_right_ones_are_never_shown(self, caplog, kind: str) -> None:
-        server = redis_server("--requirepass", self.SECRET) if kind == "redis" else s3_server()
+    @pytest.mark.parametrize("kind", ["redis", "redis, wrong", "redis, none", "s3"])
+    def test_they_are_never_shown(self, caplog, kind: str) -> None:
+        is_right = kind in ("redis", "s3")
+        server = s3_server() if kind == "s3" else redis_server("--requirepass", self.SECRET)
         with server, caplog.at_level(logging.DEBUG):
-            if kind == "redis":
-                place = f"redis://127.0.0.1:{server.port}/0"
-                url = place.replace("//", f"//default:{self.SECRET}@")
-                tier = open_tier(f"{url}?name=kv", NAMESPACE)
-                assert tier.place == place
-            else:
+            if kind == "s3":
                 make_bucket(server)
                 tier = open_objects(server, **s3_options(server, self.SECRET))
+            else:
+                place = f"redis://127.0.0.1:{server.port}/0"
+                user = f"default:{self.SECRET if is_right else f'wr0ng-{self.SECRET}'}@"
+                url = place.replace("//", f"//{'' if kind == 'redis, none' else user}")
+                tier = open_tier(f"{url}?name=kv", NAMESPACE)
+                assert tier.place == place
             region = attached(tier)
-            store(tier, 4)
-            assert set(check(tier, region, 4)) == {Status.OK}
-            server.kill()
-            check(tier, region, 4, 1.0)
+            if is_right:
+                store(tier, 4)
+                assert set(check(tier, region, 4)) == {Status.OK}
+                server.kill()
+            assert set(check(tier, region, 4, 5.0)) == {Status.UNAVAILABLE}
+            assert "UNAVAILABLE" in caplog.text
             assert self.SECRET not in self.everything_shown(tier, caplog)
             tier.close()
 
@@ -477,13 +526,6 @@ class TestCredentials:
 
 
 class TestTLS:
-    def test_a_server_without_it_is_refused(self, caplog) -> None:
-        with redis_server() as server:
-            tier = RedisTier(f"rediss://127.0.0.1:{server.port}", namespace=NAMESPACE)
-            region = attached(tier)
-            assert not {Status.OK, Status.MISS} & set(check(tier, region, 4, 1.0))
-            tier.close()
-
     @pytest.fixture
     def certificate(self, tmp_path: Path) -> tuple[Path, Path]:
         """Return a new key with a certificate that no client trusts yet."""
@@ -502,142 +544,39 @@ class TestTLS:
         )
         return key, certificate
 
-    def test_a_certificate_is_checked(self, certificate) -> None:
-        key, certificate = certificate
-        port = free_port()
-        tls = ("--tls-port", str(port), "--tls-cert-file", str(certificate))
-        more = ("--tls-key-file", str(key), "--tls-auth-clients", "no")
-        with redis_server(*tls, *more):
-            strict = RedisTier(f"rediss://127.0.0.1:{port}", namespace=NAMESPACE)
-            region = attached(strict)
-            assert not {Status.OK, Status.MISS} & set(check(strict, region, 4, 5.0))
-            strict.close()
-            trusting = open_tier(f"rediss://127.0.0.1:{port}?ca={certificate}", NAMESPACE)
-            attached(trusting)
-            assert (
-                run(trusting, trusting.query(KEYS[:4], 10.0)).status.tolist() == [Status.MISS] * 4
-            )
-            trusting.close()
-
-    def test_that_of_an_object_store_is_checked(self, certificate) -> None:
-        """The process of the client is told whom to trust."""
-        import ssl
-        from urllib.request import Request, urlopen
-
-        key, certificate = certificate
-        with s3_server("--ssl", "-c", str(certificate), "-k", str(key)) as server:
+    @pytest.mark.parametrize("kind", ["redis", "s3"])
+    def test_a_certificate_is_checked(self, certificate, kind: str) -> None:
+        """The process of an object store's client is told whom to trust."""
+        key, certificate = map(str, certificate)
+        if kind == "redis":
+            port = free_port()
+            tls = ("--tls-port", str(port), "--tls-cert-file", certificate)
+            server = redis_server(*tls, "--tls-key-file", key, "--tls-auth-clients", "no")
+            url = f"rediss://127.0.0.1:{port}"
+            without = f"rediss://127.0.0.1:{server.port}?ca={certificate}"  # the port of no TLS
+            urls = (url, without, f"{url}?ca={certificate}")
+            tiers = [partial(open_tier, url, NAMESPACE) for url in urls]
+        else:
+            server = s3_server("--ssl", "-c", certificate, "-k", key)
             config = s3_options(server)["config"]
-            config["endpoint"] = f"https://127.0.0.1:{server.port}"
-            request = Request(f"{config['endpoint']}/blocks", method="PUT")
-            context = ssl.create_default_context(cafile=str(certificate))
-            urlopen(request, context=context, timeout=PATIENCE_S).close()
-            strict = open_objects(server, config=config, client_options={})
-            region = attached(strict)
-            assert set(check(strict, region, 4, 5.0)) == {Status.UNAVAILABLE}
-            strict.close()
-            options = {"root_certificate": certificate.read_bytes()}
+            config["endpoint"] = config["endpoint"].replace("http:", "https:")
+            trust = {"root_certificate": Path(certificate).read_bytes()}
             if sys.version_info < (3, 11):  # the last obstore for it does not know this one
-                options = {"allow_invalid_certificates": True}
-            trusting = open_objects(server, config=config, client_options=options)
-            region = attached(trusting)
-            store(trusting, 4)
-            assert set(check(trusting, region, 4)) == {Status.OK}
-            trusting.close()
-
-
-class TestDirectoryInTrouble:
-    def test_files_of_strangers_are_corrupt_and_dropped(self, tmp_path: Path) -> None:
-        tier, region = World(None, _open_directory(tmp_path / "kv")).open()
-        store(tier, 12)
-        paths = [path_of(tier, key) for key in KEYS[:12]]
-        paths[0].write_bytes(b"short")
-        paths[1].write_bytes(b"")
-        paths[2].write_bytes(bytes(100 * BLOCK))
-        paths[3].write_bytes(paths[4].read_bytes())
-        paths[5].unlink()
-        paths[5].symlink_to("/etc/passwd")
-        paths[6].unlink()
-        os.mkfifo(paths[6])
-        flipped = bytearray(paths[7].read_bytes())
-        flipped[BLOCK + 9] ^= 1  # in the seal
-        paths[7].write_bytes(flipped)
-        os.truncate(paths[8], BLOCK)
-        corrupt = {0, 1, 2, 3, 5, 6, 7, 8}
-        statuses = check(tier, region, 12)
-        assert {i for i, s in enumerate(statuses) if s == Status.CORRUPT} == corrupt
-        assert all(statuses[i] == Status.OK for i in (4, 9, 10, 11))
-        settle(tier)
-        assert not any(paths[i].exists() or paths[i].is_symlink() for i in corrupt)
-        store(tier, 12)
-        tier.health(reset=True)
-        assert set(check(tier, region, 12)) == {Status.OK}
-        tier.close()
-
-    def test_the_sweeper_removes_what_is_old_forgotten_or_left_behind(self, tmp_path) -> None:
-        tier, _ = World(None, _open_directory(tmp_path, 128 * BLOCK)).open()
-        sweeping, _ = World(None, _open_directory(tmp_path, 16 * BLOCK)).open(sweep_s=1e6)
-        store(tier, 12)
-        old = tier.folder / f"{number_of(tier):016x}"
-        assert tier.forget() is True
-        store(tier, 16)
-        folder = tier.folder / f"{number_of(tier):016x}"
-        left = next(folder.iterdir()) / "x.0000000000000001.tmp"
-        left.write_bytes(b"half")
-        fresh = left.with_name("y.tmp")
-        fresh.write_bytes(b"half")
-        ages = {
-            left: 7200,
-            **dict.fromkeys(_blocks(folder), 100),
-            **dict.fromkeys(_blocks(old), 200),
-        }
-        for path, age_s in ages.items():
-            os.utime(path, (time.time() - age_s,) * 2)
-        run(tier, tier.put(KEYS[16:24], range(16, 24)))
-        settle(tier)
-        while sweeping.sweep() is None:
-            pass
-        assert not _blocks(old), "of another generation, and the oldest"
-        assert not left.exists()
-        assert fresh.exists()
-        for path in (old, *old.iterdir()):
-            os.utime(path, (time.time() - 7200,) * 2)
-        while sweeping.sweep() is None:
-            pass
-        assert not old.exists(), "nothing is in it"
-        kept = {bytes.fromhex(path.stem) for path in _blocks(folder)}
-        assert len(kept) <= 16
-        assert set(KEYS[16:24]) <= kept, "the oldest leave first"
-        tier.close()
-        sweeping.close()
-
-    def test_a_directory_that_hangs_costs_one_deadline(self, tmp_path: Path) -> None:
-        with new_fuse_disk(tmp_path, 64) as (folder, server):
-            tier, region = World(None, _open_directory(folder / "kv")).open()
-            store(tier, 8)
-            medium_of(tier).visit_s = np.inf
-            stop(server)
-            done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
-            assert set(done.status.tolist()) == {Status.TIMEOUT}
-            assert tier.health().reads == "open"
-            assert run(tier, tier.get(KEYS[:8], range(64, 72))).status[0] == Status.UNAVAILABLE
-            region.array[64 * BLOCK :] = 7
-            os.kill(server, signal.SIGCONT)
-            settle(tier)
-            assert (region.array[64 * BLOCK :] == 7).all()
-            start_clock(tier)
-            assert set(check(tier, region, 8)) == {Status.OK}
-            tier.close()
-
-
-def _open_directory(path: Path, capacity_bytes: int = 2**30) -> Callable[..., DirectoryTier]:
-    def opener(_: None, **options) -> DirectoryTier:
-        return DirectoryTier(path, capacity_bytes, **{"namespace": NAMESPACE, **options})
-
-    return opener
-
-
-def _blocks(folder: Path) -> list[Path]:
-    return list(folder.rglob("*.kv"))
+                trust = {"allow_invalid_certificates": True}
+            tiers = [partial(open_objects, server, config=config, client_options={})]
+            tiers += [partial(open_objects, server, config=config, client_options=trust)]
+        with server:
+            if kind == "s3":
+                make_bucket(server, ssl.create_default_context(cafile=certificate))
+            for opener in tiers:
+                with opener() as tier:
+                    region = attached(tier)
+                    if opener is tiers[-1]:
+                        store(tier, 4)
+                        assert set(check(tier, region, 4)) == {Status.OK}
+                    else:
+                        found = set(check(tier, region, 4, 2.0))
+                        assert found <= {Status.UNAVAILABLE, Status.TIMEOUT}
 
 
 def _resident() -> int:

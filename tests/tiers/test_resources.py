@@ -6,14 +6,16 @@ a region, a process that is killed while it opens a slab, a daemon without stand
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import logging
 import os
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,10 @@ from kvoffload.tiers import (
     Tier,
     TierError,
 )
-from kvoffload.tiers.folder import Folder
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
 from tests.tiers.inside import descriptors, doubt, medium_of, settle
+from tests.tiers.servers import make_bucket, s3_options, s3_server
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -112,29 +114,17 @@ tier.close()
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
 
 
-class FailingHandler(logging.Handler):
-    """A handler that raises whatever it is given."""
-
-    count = 0
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        self.count += 1
-        raise ValueError("this handler is broken")
-
-
-@pytest.fixture
-def broken_log() -> Iterator[FailingHandler]:
-    handler = FailingHandler()
-    logger = logging.getLogger("kvoffload.tiers")
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
-
-
 def test_a_handler_of_the_log_that_raises_ends_no_thread(
-    tmp_path: Path, namespace: Namespace, broken_log: FailingHandler
+    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of many jobs settles, on a directory that is a file until it is none."""
+    records = []
+
+    def handle(record: logging.LogRecord) -> None:
+        records.append(record)
+        raise ValueError("this handler is broken")
+
+    monkeypatch.setattr(logging.getLogger("kvoffload.tiers"), "handle", handle)
     place = tmp_path / "kv"
     place.write_text("in the way")
     with in_directory(place, namespace) as tier:
@@ -146,7 +136,7 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
             assert done.status.tolist() == [Status.FAILED]
             medium_of(tier)._logged.clear()  # each is a line
         settle(tier)
-        assert broken_log.count >= 8
+        assert len(records) >= 8
         assert threading.active_count() == before
         place.unlink()
         tier.health(reset=True)
@@ -272,40 +262,63 @@ def test_what_is_made_is_for_its_user_alone(
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
 
 
-def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:
-    """What a library writes to standard error, where there is none, goes to no file of a tier.
-
-    Folders may have a stream's number, and are closed all the same.
-    """
-    program = """
-import contextlib, os, sys
+DAEMON = """
+import contextlib, json, os, sys
 from kvoffload.testing.tiers import run
-from kvoffload.tiers import FileTier, Namespace, Region
+from kvoffload.tiers import FileTier, Namespace, ObjectTier, Region
 from kvoffload.tiers.folder import Folder
+
+def warn():  # as a library does
+    for stream in range(3):
+        with contextlib.suppress(OSError):
+            os.write(stream, b"warning: " * 1000)
 
 for stream in range(3):
     os.close(stream)
+place, options = sys.argv[1], {"namespace": Namespace("m", 4096), **json.loads(sys.argv[2])}
 for restored in (0, 1, 1):
-    tier = FileTier(sys.argv[1], 2**20, namespace=Namespace("m", 4096))
-    assert tier.num_restored == restored
-    for stream in range(3):
-        try:
-            os.write(stream, b"warning: " * 1000)
-        except OSError:
-            pass
-    tier.attach(Region.allocate(8, 4096))
+    if place.startswith("s3:"):
+        tier = ObjectTier(place, ack="stored", **options)
+    else:
+        tier = FileTier(place, 2**20, **options)
+        assert tier.num_restored == restored
+    warn()
+    region = Region.allocate(8, 4096)
+    region.array[:4096] = 7
+    tier.attach(region)
+    run(tier, tier.query([b"any"], 60))
     assert run(tier, tier.put([b"key"], [0], 60)).status.tolist() == [0]
+    warn()
     assert run(tier, tier.get([b"key"], [1], 60)).status.tolist() == [0]
-    tier.close(60)
-    folder = Folder.at(sys.argv[1])
-    assert folder.fd == 0
-    del folder
-    for stream in range(3):
-        with contextlib.suppress(OSError):
-            os.fstat(stream)
-            raise SystemExit(f"descriptor {stream} was left open")
+    assert region.read(1) == region.read(0)
+    assert tier.close(60)
+    if restored and not place.startswith("s3:"):
+        folder = Folder.at(place)
+        assert folder.fd == 0
+        del folder
+        for stream in range(3):
+            with contextlib.suppress(OSError):
+                os.fstat(stream)
+                raise SystemExit(f"descriptor {stream} was left open")
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["slab", pytest.param("s3", marks=pytest.mark.servers)])
+def test_no_file_or_socket_is_a_standard_stream_of_a_daemon(tmp_path: Path, kind: str) -> None:
+    """What a library writes to standard error, where there is none, goes to no file of a tier.
+
+    Folders may have a stream's number, and are closed all the same. The sockets of a client's
+    process would be covered by its own streams.
+    """
+    with contextlib.ExitStack() as running:
+        place, options = str(tmp_path), {}
+        if kind == "s3":
+            pytest.importorskip("obstore", reason="the tier needs the objects extra")
+            server = running.enter_context(s3_server())
+            make_bucket(server)
+            place, options = "s3://blocks/daemon", s3_options(server)
+        command = [sys.executable, "-c", DAEMON, place, json.dumps(options)]
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 def test_a_process_without_descriptors_is_told_so(
@@ -325,37 +338,3 @@ def test_a_process_without_descriptors_is_told_so(
     with in_directory(tmp_path, namespace) as tier:
         tier.attach(Region.allocate(1, BLOCK))
         assert run(tier, tier.get(KEYS[:1], [0])).status.tolist() == [Status.FAILED]
-
-
-def test_a_folder_is_closed_with_the_last_reference_to_it(tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    before = descriptors()
-    for _ in range(8):
-        folder = Folder.at(tmp_path)
-        below = folder.below("below")
-    assert descriptors() == before + 2
-    del folder, below
-    assert descriptors() == before
-
-
-def test_a_forget_is_on_the_disk_before_it_is_confirmed(
-    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And only that: what is removed for room waits for no disk."""
-    synced: list[str] = []
-    sync = os.fsync
-
-    def fsync(fd: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
-        sync(fd)
-
-    with in_slab(tmp_path, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
-        run(tier, tier.put(KEYS, range(8)))
-        settle(tier)
-        monkeypatch.setattr(os, "fsync", fsync)
-        tier.discard(KEYS[:4])
-        settle(tier)
-        assert synced == []
-        assert tier.forget()
-        assert "slots.tbl" in synced

@@ -1,14 +1,50 @@
-"""The slab tier passes the suite of all tiers, direct and staged."""
+"""The slab: restarts, blocks that it must not find again, forks, and a header that fails."""
 
+import contextlib
+import logging
+import os
+import resource
+import signal
+import tarfile
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import TierConformance, run
-from kvoffload.tiers import FileTier, Namespace, Region, State, Status, Tier
-from tests.tiers.inside import settle
+from kvoffload.testing.tiers import PATIENCE_S
+from kvoffload.testing.tiers import run as run_job
+from kvoffload.tiers import (
+    FileTier,
+    Namespace,
+    Region,
+    State,
+    Status,
+    TierInterruptedError,
+    TierInUseError,
+)
+from kvoffload.tiers.local.slab import find_slabs
+from kvoffload.tiers.local.slab.layout import Header
+from tests.tiers.inside import files_of, settle, wait_until
 
+from .attack import (
+    NAMESPACE,
+    Universe,
+    frozen,
+    kill,
+    new_disk,
+    open_slab,
+    open_when_free,
+    start,
+    stop_clock,
+)
+
+pytestmark = pytest.mark.attack
+
+NUM_SLOTS = 16
 MODES = {
     "direct": {},
     "staged": {"staged": True},
@@ -17,26 +53,118 @@ MODES = {
 }
 
 
-class TestFileTier(TierConformance):
-    @pytest.fixture(autouse=True, params=MODES)
-    def _setup(self, request: pytest.FixtureRequest, tmp_path: Path, namespace: Namespace) -> None:
-        self.path, self.namespace = tmp_path, namespace
-        self.options = MODES[request.param]
-        self.blocks = 0
+def test_a_namespace_of_any_length_is_found_again(tmp_path: Path) -> None:
+    for length in (2**20, 3 * 2**20):
+        namespace = Namespace("long", 4096, groups=["x" * length])
+        for restored in (0, 4):
+            tier = FileTier(tmp_path, 2**16, namespace=namespace)
+            assert tier.num_restored == restored
+            tier.attach(Region.allocate(4, 4096))
+            run_job(tier, tier.put([b"%d" % number for number in range(4)], range(4)))
+            tier.close()
 
-    def open_tier(self, num_blocks: int) -> Tier:
-        self.blocks = num_blocks
-        folders = len(list(self.path.iterdir()))
-        self.last = self.path / str(folders)
-        return self.reopen_tier()
 
-    def reopen_tier(self) -> Tier:
-        return FileTier(
-            self.last,
-            self.blocks * 4096,
-            namespace=self.namespace,
-            **self.options,
-        )
+@pytest.mark.parametrize("end", ["close", "attach", "exit"])
+def test_dropped_before_there_is_a_region(tmp_path: Path, end: str) -> None:
+    """`discard` and `forget` need no threads."""
+    universe = Universe(8)
+    tier, region = open_slab(tmp_path, 8)
+    universe.put(tier, region)
+    tier.close()
+
+    def discard() -> None:
+        tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE)
+        tier.discard(universe.keys[:3])
+        tier.touch(universe.keys[:6])
+        assert (tier.lookup(universe.keys) == [State.MISS] * 3 + [State.HIT] * 5).all()
+        if end == "attach":
+            tier.attach(region)
+        if end == "exit":
+            tier.__del__()
+        else:
+            assert tier.close()
+
+    discard()
+    tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE)
+    assert (tier.lookup(universe.keys) == [State.MISS] * 3 + [State.HIT] * 5).all()
+    assert tier.forget()
+    tier.close()
+    (looked,) = find_slabs(tmp_path)
+    assert (looked.num_blocks, looked.num_stale) == (0, 5)
+
+
+def test_discarded_after_a_put_that_timed_out_had_evicted_it(tmp_path: Path) -> None:
+    """The seal of what was evicted goes, though no thread came to write over it."""
+    universe = Universe(16)
+    with new_disk(tmp_path, 16, "fsfreeze") as disk:
+        tier, region = open_slab(disk / "kv", 8, staged=True, ack="stored", threads=1)
+        stop_clock(tier)
+        universe.put(tier, region, universe.keys[:8])
+        with frozen(disk):
+            for key in universe.keys[8:11]:  # the first hangs, no thread takes the others
+                region.write(0, universe.data[key])
+                job = tier.put([key], [0], 0.1)
+                assert tier.wait([job], PATIENCE_S)
+                (done,) = tier.poll()
+                assert done.status[0] in (Status.TIMEOUT, Status.UNAVAILABLE)
+            tier.discard(universe.keys[:3])
+        settle(tier)
+        assert tier.close(PATIENCE_S)
+        tier, region = open_slab(disk / "kv", 8)
+        found = universe.check(tier, region)
+        tier.close()
+    assert {found[key] for key in universe.keys[:3]} == {Status.MISS}
+    assert {found[key] for key in universe.keys[3:8]} == {Status.OK}
+
+
+@pytest.mark.parametrize(("call", "made"), [("forget", "change_generation"), ("close", "close")])
+def test_an_interrupted_call_has_to_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, made: str
+) -> None:
+    universe = Universe(8)
+    tier, region = open_slab(tmp_path, 8)
+    universe.put(tier, region)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files_of(tier), made, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(tier, call)()
+    if call == "forget":
+        assert tier.health().interrupted
+        with pytest.raises(TierInterruptedError):
+            tier.forget()
+    with pytest.raises(TierInUseError):
+        open_slab(tmp_path, 8)
+    for _ in range(2):
+        assert tier.close()
+    for restored in (8, 0):
+        tier, _ = open_slab(tmp_path, 8)
+        assert tier.num_restored == restored
+        assert tier.forget()
+        tier.close()
+
+
+def test_a_slab_of_0_4_opens_empty_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of 0.3 is the same: it has no generation, and which weights computed it is not known."""
+    with tarfile.open(Path(__file__).parent / "data" / "slab-0.3.tar.xz") as archive:
+        safely: dict[str, Any] = (
+            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        )  # not before 3.11.4
+        archive.extractall(tmp_path, **safely)
+    keys = [b"kept-%d" % number for number in range(8)]
+    for number in range(2):
+        with FileTier(tmp_path, 6 * 4096, namespace=Namespace("kept", 4096), threads=2) as tier:
+            assert tier.num_restored == 0
+            tier.attach(Region.allocate(9, 4096))
+            done = run_job(tier, tier.get(keys, range(8)))
+            assert set(done.status.tolist()) == {Status.MISS}
+        lines = [line for line in caplog.messages if "are of kvoffload 0.4 and dropped" in line]
+        assert len(lines) == 1, f"after {number + 1} openings"
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=list(MODES))
@@ -60,26 +188,6 @@ def test_windows_that_overlap(block_bytes: int, options: dict, tmp_path: Path) -
         assert [region.read(block) for block in (6, 8, 10, 12, 14)] == before[:5]
 
 
-def test_new_blocks_take_the_slots_that_a_restart_left_free(tmp_path: Path) -> None:
-    """And none of a restored block, whatever the slots that had blocks before."""
-    namespace, keys = Namespace("slots", 4096), [bytes([number]) for number in range(8)]
-    region = Region.allocate(8, 4096)
-    for number in range(8):
-        region.write(number, bytes([number]) * 4096)
-    before = region.array.copy()
-    with FileTier(tmp_path, 8 * 4096, namespace=namespace) as tier:
-        tier.attach(region)
-        assert run(tier, tier.put(keys, range(8))).status.tolist() == [Status.OK] * 8
-        tier.discard(keys[:5])
-    with FileTier(tmp_path, 8 * 4096, namespace=namespace, ack="stored") as tier:
-        assert tier.num_restored == 3
-        tier.attach(region)
-        assert run(tier, tier.put(keys[:5], range(5))).status.tolist() == [Status.OK] * 5
-        region.array[:] = 0
-        assert run(tier, tier.get(keys, range(8))).status.tolist() == [Status.OK] * 8
-    assert (region.array == before).all()
-
-
 @pytest.mark.parametrize("options", MODES.values(), ids=list(MODES))
 def test_what_is_discarded_while_it_is_stored_is_gone_after_a_restart(
     options: dict, tmp_path: Path, namespace: Namespace
@@ -91,7 +199,214 @@ def test_what_is_discarded_while_it_is_stored_is_gone_after_a_restart(
         tier.discard([b"gone"])
         for generation in ("two", "three", ""):
             assert tier.forget(generation)
-        run(tier, job)
+        run_job(tier, job)
         settle(tier)
     with FileTier(tmp_path, 8 * 4096, namespace=namespace) as tier:
         assert tier.lookup([b"gone", b"kept"]).tolist() == [State.MISS, State.HIT]
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["open", "fstat", "ftruncate", "posix_fallocate", "fsync"])
+def test_a_fork_while_a_slab_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A child forked right after a system call of the opening keeps nothing locked."""
+    made, children = getattr(os, call), []
+    ready, tell = os.pipe()
+
+    def live() -> None:
+        os.write(tell, b"!")
+        time.sleep(60)
+
+    def forks(*arguments, **options):
+        result = made(*arguments, **options)
+        if len(children) < 3:
+            children.append(start(live))
+            assert os.read(ready, 1) == b"!"  # it runs
+        return result
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, forks)
+            tier, _ = open_slab(tmp_path, 64)
+        assert children
+        tier.close()
+        open_slab(tmp_path, 64)[0].close()
+    finally:
+        for child in children:
+            kill(child)
+
+
+def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path) -> None:
+    """So that no call can write to a file that has their number by then."""
+    universe = Universe(8)
+    tier, region = open_slab(tmp_path, 8)
+    universe.put(tier, region)
+
+    def work() -> None:
+        files = files_of(tier)
+        assert (files.data_fd, files.table_fd, files.held.fd) == (-1, -1, -1)
+
+    _, status = os.waitpid(start(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "in a child"
+    files = files_of(tier)
+    fds = [files.data_fd, files.table_fd, files.held.fd, files.held.files["lock"]]
+    tier.close()
+    assert (files.data_fd, files.table_fd, files.held.fd, files.held.files) == (-1, -1, -1, {})
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+# -- forget ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `forget` wait for a disk that hangs less than it does."""
+    monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.2)
+
+
+def header_of(folder: Path) -> Header:
+    with (folder / "slots.tbl").open("rb") as file:
+        header = Header.unpack(file.read(4096))
+    assert header is not None
+    return header
+
+
+def filled(path: Path, universe: Universe) -> tuple[FileTier, Region]:
+    """Return a slab with the first eight blocks, and its region."""
+    tier, region = open_slab(path, NUM_SLOTS)
+    assert not universe.put(tier, region, universe.keys[:8]).any()
+    return tier, region
+
+
+def found_after(path: Path, universe: Universe) -> list[int]:
+    """Open a slab again; return the numbers of the blocks that it serves."""
+    tier, region = open_when_free(path, NUM_SLOTS)
+    found = universe.check(tier, region)
+    tier.close()
+    return [i for i, key in enumerate(universe.keys) if found[key] == Status.OK]
+
+
+# -- a header that cannot be written ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_writes() -> Iterator[None]:
+    """Let no file be written to at all: the kernel's own error, for this process alone."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("end", ["kill", "close", "heal"])
+def test_a_header_that_fails(tmp_path: Path, end: str) -> None:
+    """The table is removed instead: nothing is found again under the old name either."""
+    universe = Universe(16)
+
+    def work() -> None:
+        logging.raiseExceptions = False  # what pytest captures is a file too
+        tier, region = filled(tmp_path, universe)
+        with no_writes():
+            assert tier.forget("new") is False
+            assert (tier.lookup(universe.keys) == State.MISS).all()
+            if end == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif end == "close":
+                assert tier.close() is True
+                return
+        assert tier.forget("new") is True
+        assert not universe.put(tier, region, universe.keys[8:]).any()
+        assert tier.close()
+
+    _, status = os.waitpid(start(work), 0)
+    assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if end == "kill" else 0)
+    (folder,) = tmp_path.iterdir()
+    assert not (folder / "slots.tbl").exists()
+    assert found_after(tmp_path, universe) == []
+
+
+def test_a_header_that_fails_with_a_table_that_stays_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, _ = filled(tmp_path, Universe(NUM_SLOTS))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(5, "no")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "unlink", fail)
+        assert tier.forget() is False
+    assert f"{tier.folder / 'slots.tbl'}: has forgotten blocks; it must be removed" in caplog.text
+    tier.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["pwrite", "fsync"])
+def test_killed_at_every_step(tmp_path: Path, step: str, when: str) -> None:
+    """Before the first step nothing has happened; from then on nothing comes back."""
+    universe = Universe(NUM_SLOTS)
+    expected = list(range(8)) if (step, when) == ("pwrite", "before") else []
+
+    def work() -> None:
+        tier, _ = filled(tmp_path, universe)
+        if not expected:  # some are under way when everything is forgotten
+            tier.put(universe.keys[8:], range(8))
+        call = getattr(os, step)
+
+        def killed(*arguments, **options):
+            if when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            call(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(os, step, killed)
+        tier.forget()
+
+    child = start(work)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert found_after(tmp_path, universe) == expected
+
+
+# -- a disk that hangs -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_short")
+def test_forgotten_while_the_disk_is_frozen(tmp_path: Path) -> None:
+    """Threads that all hang, or none yet, are no hindrance; of several headers the newest stays."""
+    with new_disk(tmp_path, 16, "fsfreeze") as disk:
+        universe = Universe(NUM_SLOTS)
+        tier, region = filled(disk / "kv", universe)
+        bare = FileTier(disk / "bare", 2**20, namespace=NAMESPACE)
+        for block_id, key in enumerate(universe.keys):
+            region.write(block_id, universe.data[key])
+        with frozen(disk):
+            jobs = [tier.put([universe.keys[i]], [i], 0.05) for i in range(8, 16)]
+            assert not tier.wait(jobs, 0.2)
+            for number in range(3):
+                assert tier.forget(f"step {number}") is False
+                assert bare.forget(f"step {number}") is False
+                bare.discard(universe.keys)
+            assert (tier.lookup(universe.keys) == State.MISS).all()
+        for each in (tier, bare):
+            wait_until(partial(each.forget, "step 2"))
+        assert tier.wait(jobs, PATIENCE_S)
+        tier.poll()
+        tier.health(reset=True)
+        assert header_of(tier.folder).generation.name == "step 2", "the last one wins"
+        assert not universe.put(tier, region, universe.keys[8:]).any()
+        assert tier.close()
+        assert bare.close()
+        tier, region = open_slab(disk / "kv", NUM_SLOTS, generation="step 2")
+        found = universe.check(tier, region)
+        assert [found[key] for key in universe.keys] == [Status.MISS] * 8 + [Status.OK] * 8
+        tier.close()
