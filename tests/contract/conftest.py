@@ -21,7 +21,7 @@ def build_manager(
     enable_events: bool = False,
 ) -> Any:
     """Return an empty manager of `kind` with room for `num_blocks` blocks."""
-    if kind in ("cpu-lru", "cpu-arc"):
+    if kind.startswith("cpu-"):
         name = kind.removeprefix("cpu-")
         return twin.CPUOffloadingManager(block_size, num_blocks, name, enable_events)
     if kind in ("user-policy", "user-keeping-policy"):

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from kvoffload import BlockHash, Hints
+from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.contract.conftest import ARC_KINDS, RECENCY_KINDS, build_manager
 from tests.contract.model import (
     COUNTERS,
-    AdaptiveModel,
     CountingPool,
     LowestFirstPool,
     ManagerModel,
-    RecencyModel,
     RequestModel,
 )
 from tests.machines import ManagerRules
 from tests.observation import attempt
+from tests.policies.models import MODELS
 from tests.strategies import BATCHES, KEYS
 
 AS_THE_MODEL: dict[str, Callable[[Any], Any]] = {
@@ -82,18 +82,22 @@ class Modelled:
 def modelled(twin: ModuleType, kind: str, num_blocks: int, events_on: bool) -> Modelled:
     """Return a manager of a kind and its model."""
     pool = LowestFirstPool if kind.endswith("user-backend") else CountingPool
-    policy = AdaptiveModel if kind in ARC_KINDS else RecencyModel
+    name = "arc" if kind in ARC_KINDS else kind.removeprefix("cpu-")
+    policy = MODELS.get(name, MODELS["lru"])
     model = ManagerModel(policy, pool(num_blocks), events_on, not kind.startswith("user-"))
     return Modelled(build_manager(twin, kind, num_blocks, 16, events_on), model)
 
 
 def agree(manager: Any, model: ManagerModel) -> None:
-    """Compare the statistics and the events of a manager with those of its model."""
+    """Compare the statistics, the events and the sessions of a manager with those of its model."""
     expected = {**dict.fromkeys(COUNTERS, 0), **model.counts, **model.present()}
     assert manager.stats() == expected
     untaken = manager.events
     assert (untaken is not None) == model.events_on
     assert [(event.block_hashes, event.removed) for event in untaken or ()] == model.events
+    assert calls.unshared(manager, KEYS) == model.unshared(KEYS)
+    if model.releases:
+        assert manager.policy.num_released == len(model.policy.released)
 
 
 class ManagerMachine(ManagerRules):

@@ -23,6 +23,7 @@ CHANGES: dict[str, Change] = {
     "insert": lambda policy: policy.insert(F, idle(0)),
     "remove": lambda policy: policy.remove(A),
     "touch": lambda policy: policy.touch(once([B, A])),
+    "release": lambda policy: policy.release([A]),
     "evict": lambda policy: policy.evict(1, ()),
     "make_room": lambda policy: policy.make_room([E, F], 0, set()),
     "clear": lambda policy: policy.clear(),

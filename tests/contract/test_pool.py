@@ -123,3 +123,13 @@ def test_two_managers_share_a_backend(twin: ModuleType, manager_class: Any) -> N
     assert right.lookup([D]) == 1
     assert set(slots(store(left, [E, F, G]).store_spec)) == {0, 1, 3}
     assert slots(right.prepare_load([D])) == [2]
+
+
+def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 5)
+    backend.allocate_blocks([A, B])
+    manager = twin.ARCOffloadingManager(backend)
+    assert manager.cache_capacity == manager.policy.cache_capacity == 3
+    store(manager, [A])
+    assert manager.cache_capacity == 3
+    assert twin.CPUOffloadingManager(16, 7, "arc").policy.cache_capacity == 7

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvoffload import (
+    BlockHash,
     BlockNotPinnedError,
     Hints,
     OffloadError,
@@ -25,6 +26,7 @@ from tests.contract.conftest import DISTINCT_KINDS, Build
 from tests.contract.test_machine import Modelled, agree, modelled
 from tests.observation import observe
 from tests.parts import ListPolicy
+from tests.policies.models import MODELS
 from tests.strategies import KEYS
 
 
@@ -168,12 +170,26 @@ def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
     assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
 
 
+def prompt(chance: random.Random) -> list[BlockHash]:
+    """Return the blocks on a way from the root of a tree, so that prompts go on and branch off."""
+    way = [0]
+    for _ in range(chance.randrange(5)):
+        way.append(2 * way[-1] + chance.choice((1, 1, 1, 2)))
+    return [KEYS[number % len(KEYS)] for number in way]
+
+
 def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Random) -> None:
     """Make a call on a manager, or on one of its requests, and on the model of it."""
-    batch = chance.choices(KEYS[:8], k=chance.randrange(1, 6))
+    batch = chance.choices(KEYS[:8], k=chance.randrange(6))
+    batch = prompt(chance) + batch[:1] * (len(batch) > 4) if chance.random() < 0.7 else batch
     step = chance.choice(STEPS) if requests else "begin"
     if step == "begin":
-        requests.append(manager.begin(batch, None))
+        requests.append(manager.begin(batch, chance.choice(HINTS)))
+        return
+    if step == "serve at once":
+        own, num_last = batch[chance.randrange(6) :], chance.randrange(1, 3)
+        calls.end(manager.both[0], batch, own, num_last)
+        manager.model.end(batch, own, num_last)
         return
     if step in ON_A_MANAGER:
         method, of_batch = ON_A_MANAGER[step]
@@ -197,33 +213,37 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
     elif step == "extend":
         request.do("extend", batch)
     else:
-        request.finish(None)
+        request.finish(chance.choice(HINTS))
 
 
 STEPS = [
     *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
-    *("end stores", "look up", "extend", "finish", "store others", "end others", "reset"),
+    *("end stores", "look up", "extend", "finish", "finish", "store others", "end others"),
+    *("release", "touch", "serve at once", "reset"),
 ]
+HINTS = (None, None, Hints(), Hints(ends=True))
 ON_A_MANAGER = {
     "store others": ("prepare_store", True),
     "end others": ("complete_store", True),
+    "release": ("release", True),
+    "touch": ("touch", True),
     "reset": ("reset_cache", False),
 }
 """By step, a method of the manager, and whether it takes a batch."""
 
 
-@pytest.mark.parametrize("kind", DISTINCT_KINDS)
+@pytest.mark.parametrize("kind", [*DISTINCT_KINDS[1:], *(f"cpu-{name}" for name in MODELS)])
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
     for number in range(30):
         chance = random.Random(f"{seed} {number}")
-        manager = modelled(twin, kind, chance.randrange(1, 12), True)
+        manager = modelled(twin, kind, chance.choice((1, 2, 4, 8, 12, 20)), True)
         requests: list[Modelled] = []
         for _ in range(150):
             take_a_step(manager, requests, chance)
             agree(manager.both[0], manager.model)
-        check_invariants(manager.both[0])
+            check_invariants(manager.both[0])
 
 
 def test_a_block_that_raises_finishes_the_request(build: Build) -> None:
