@@ -316,9 +316,12 @@ class RequestModel:
 
     def prepare_load(self, start: int, stop: int) -> list[int]:
         slots = self.manager.prepare_load(self.hashes[start:stop])
+        self.note_loaded(start, stop)
+        return slots
+
+    def note_loaded(self, start: int, stop: int) -> None:
         self.note_resets()
         self.loading += range(start, stop)
-        return slots
 
     def complete_load(self, start: int, stop: int) -> None:
         self.note_resets()
@@ -336,9 +339,12 @@ class RequestModel:
         self.note_resets()
         stored = output[0] if output else []
         self.storing += stored
-        first = self.hashes.index(stored[0], start) if stored else len(self.hashes)
-        self.own = first if self.own is None else min(self.own, first)
+        self.note_own(self.hashes.index(stored[0], start) if stored else len(self.hashes))
         return output
+
+    def note_own(self, first: int) -> None:
+        self.note_resets()
+        self.own = first if self.own is None else min(self.own, first)
 
     def complete_store(self, success: bool) -> None:
         self.note_resets()

@@ -49,8 +49,11 @@ class Modelled:
         """Number of blocks of a request."""
         return len(self.model.hashes)
 
-    def do(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> None:
-        """Make a call on both; compare the results, or the errors and the hashes they name."""
+    def do(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> bool:
+        """Make a call on both; compare the results, or the errors and the hashes they name.
+
+        Return whether it succeeded.
+        """
         kind, value = attempt(self.both[0], method, *arguments, form=form)
         expected_kind, expected = attempt(self.model, method, *arguments)
         assert kind == expected_kind
@@ -61,6 +64,7 @@ class Modelled:
             assert AS_THE_MODEL.get(method, lambda same: same)(value) == expected
         if isinstance(self.model, RequestModel):
             assert self.both[0].hashes == tuple(self.model.hashes)
+        return kind == "returned"
 
     def refuse(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> Any:
         """Make a call that must be refused, and return the classes and the text of its error."""
@@ -138,6 +142,8 @@ class ManagerMachine(ManagerRules):
         for row in model.rows:
             status = manager.policy.get(row.block)
             assert (status.ref_cnt, status.block_id) == (row.pins, row.slot)
+            assert status.is_ready == (row.pins >= 0)
+        assert sorted(manager.block_table.tolist()) == sorted((r.pins, r.slot) for r in model.rows)
         agree(manager, model)
         if not self.kind.startswith("user-"):
             for name, content in model.policy.views().items():

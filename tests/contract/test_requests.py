@@ -210,6 +210,13 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
         request.do("prepare_store", *chance.choice(((start, stop), (0, request.size))))
     elif step == "look up":
         request.do("lookup", start)
+    elif step == "load from a tier":
+        if manager.do("prepare_load", request.model.hashes[start:stop]):
+            calls.note_loaded(request.both[0], start, stop)
+            request.model.note_loaded(start, stop)
+    elif step == "store from a tier":
+        calls.note_own(request.both[0], start)
+        request.model.note_own(start)
     elif step == "extend":
         request.do("extend", batch)
     else:
@@ -219,7 +226,7 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
 STEPS = [
     *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
     *("end stores", "look up", "extend", "finish", "finish", "store others", "end others"),
-    *("release", "touch", "serve at once", "reset"),
+    *("release", "touch", "serve at once", "load from a tier", "store from a tier", "reset"),
 ]
 HINTS = (None, None, Hints(), Hints(ends=True))
 ON_A_MANAGER = {
