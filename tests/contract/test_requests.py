@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 
 from kvoffload import (
     BlockHash,
-    BlockNotPinnedError,
     Hints,
     OffloadError,
     Request,
@@ -21,110 +20,13 @@ from kvoffload import (
 )
 from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
+from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, store
 from tests.contract.conftest import DISTINCT_KINDS, Build
 from tests.contract.test_machine import Modelled, agree, modelled
 from tests.observation import observe
 from tests.parts import ListPolicy
 from tests.policies.models import MODELS
 from tests.strategies import KEYS
-
-
-def test_the_life_of_a_request(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    with manager.begin(once([A, B, C, D])) as request:
-        assert isinstance(request, Request)
-        assert len(request) == 4
-        assert bool(request)
-        assert request.hashes == (A, B, C, D)
-        assert request.lookup() == 2
-        assert slots(request.prepare_load(0, 2)) == [0, 1]
-        assert manager.stats()["pinned"] == 2
-        request.complete_load(0, 2)
-        output = request.prepare_store()
-        assert names(output.block_hashes_to_store) == "CD"
-        assert slots(output.store_spec) == [2, 3]
-        assert not request.is_finished
-    assert request.is_finished
-    assert manager.stats()["pending"] == 2
-    request.complete_store()
-    assert manager.lookup([A, B, C, D]) == 4
-    check_invariants(manager)
-
-
-@pytest.mark.parametrize("success", [True, False])
-def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success: bool) -> None:
-    manager = build(4)
-    former, stores_again = manager.begin([A, B]), manager.begin([C])
-    former.prepare_store()
-    stores_again.prepare_store()
-    manager.reset_cache()
-    request = manager.begin([A, B, C])
-    request.prepare_store(0, 2)
-    stores_again.prepare_store()
-    former.complete_store(success)
-    assert manager.stats()["pending"] == 3
-    request.complete_store()
-    stores_again.complete_store()
-    assert request.lookup() == 3
-    check_invariants(manager)
-
-
-def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
-    build: Build,
-) -> None:
-    manager = build(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B, C, D])
-    request.prepare_load(0, 3)
-    request.prepare_load(2, 4)
-    manager.reset_cache()
-    store(manager, [A, B, C, D])
-    request.prepare_load(1, 4)
-    request.complete_load(0, 4)  # of before; C was pinned twice
-    assert manager.stats()["pinned"] == 3
-    request.complete_load(1, 4)  # C of before, B and D of now
-    assert manager.stats()["pinned"] == 1
-    request.complete_load(2, 3)
-    assert manager.stats()["pinned"] == 0
-    with pytest.raises(BlockNotPinnedError):
-        request.complete_load(2, 3)
-    check_invariants(manager)
-
-
-def test_a_load_from_before_a_reset_releases_no_pin_of_a_later_one(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    old = manager.begin([A, B])
-    old.prepare_load(0, 2)
-    manager.reset_cache()
-    old.complete_load(0, 1)  # not even resident
-    store(manager, [A, B])
-    new = manager.begin([A, B])
-    new.prepare_load(0, 2)
-    old.complete_load(1, 2)
-    assert manager.stats()["pinned"] == 2
-    assert manager.prepare_store([C]) is None
-    new.complete_load(0, 2)
-    with pytest.raises(BlockNotPinnedError):
-        old.complete_load(0, 1)  # it has none left
-    check_invariants(manager)
-
-
-def test_a_load_that_a_tier_has_made_for_a_request_is_one_of_its_own(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    request = manager.begin([A, B])
-    manager.prepare_load([A, B])
-    calls.note_loaded(request, 0, 2)
-    manager.reset_cache()
-    store(manager, [A, B])
-    manager.prepare_load([A, B])
-    request.complete_load(0, 2)  # of before
-    assert manager.stats()["pinned"] == 2
-    request.complete_load(0, 2)
-    assert manager.stats()["pinned"] == 0
 
 
 @pytest.mark.parametrize(
@@ -145,29 +47,12 @@ def test_a_finished_request_does_no_more(
     request = manager.begin([A, B])
     request.finish()
     before = observe(manager)
+    request.finish(hints=Hints(ends=True))  # does nothing
     name = "with" if call == "__enter__" else call
     with pytest.raises(RequestFinishedError, match=f"^{name}: the request has finished$") as error:
         getattr(request, call)(*arguments)
     assert isinstance(error.value, OffloadError | RuntimeError)
     assert observe(manager) == before
-
-
-def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    request = manager.begin([A, B, C])
-    request.prepare_load(0, 2)
-    request.prepare_store()
-    request.finish()
-    request.finish()
-    before = observe(manager)
-    request.finish()  # does nothing
-    assert observe(manager) == before
-    request.complete_load(0, 2)
-    request.complete_store()
-    assert (len(request), request.hashes) == (3, (A, B, C))
-    stats = manager.stats()
-    assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
 
 
 def prompt(chance: random.Random) -> list[BlockHash]:
@@ -178,6 +63,36 @@ def prompt(chance: random.Random) -> list[BlockHash]:
     return [KEYS[number % len(KEYS)] for number in way]
 
 
+def calling(manager: Modelled, chance: random.Random) -> Callable[[Any], Iterator[bytes]]:
+    """Return a form of a batch: an iterator that makes a call before its last block.
+
+    The call that reads it must see what the inner one has left, which is made on the model, too.
+    """
+
+    def form(batch: list[BlockHash]) -> Iterator[bytes]:
+        yield from batch[:-1]
+        call_the_manager(manager, chance.choice(list(ON_A_MANAGER)), prompt(chance), chance)
+        yield from batch[-1:]
+
+    return form
+
+
+def call_the_manager(
+    manager: Modelled, step: str, batch: list[BlockHash], chance: random.Random
+) -> None:
+    """Make a call that belongs to no request."""
+    method = ON_A_MANAGER[step]
+    if method == "end":
+        own, num_last = batch[chance.randrange(6) :], chance.randrange(1, 3)
+        calls.end(manager.both[0], batch, own, num_last)
+        manager.model.end(batch, own, num_last)
+    elif method == "reset_cache":
+        manager.do(method)
+    else:
+        form = calling(manager, chance) if chance.random() < 0.2 else None
+        manager.do(method, batch, form=form)
+
+
 def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Random) -> None:
     """Make a call on a manager, or on one of its requests, and on the model of it."""
     batch = chance.choices(KEYS[:8], k=chance.randrange(6))
@@ -186,14 +101,8 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
     if step == "begin":
         requests.append(manager.begin(batch, chance.choice(HINTS)))
         return
-    if step == "serve at once":
-        own, num_last = batch[chance.randrange(6) :], chance.randrange(1, 3)
-        calls.end(manager.both[0], batch, own, num_last)
-        manager.model.end(batch, own, num_last)
-        return
     if step in ON_A_MANAGER:
-        method, of_batch = ON_A_MANAGER[step]
-        manager.do(method, *[batch] * of_batch)
+        call_the_manager(manager, step, batch, chance)
         return
     request = chance.choice(requests)
     start = chance.randrange(request.size + 1)
@@ -218,7 +127,7 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
         calls.note_own(request.both[0], start)
         request.model.note_own(start)
     elif step == "extend":
-        request.do("extend", batch)
+        request.do("extend", batch, form=chance.choice((None, calling(manager, chance))))
     else:
         request.finish(chance.choice(HINTS))
 
@@ -226,20 +135,27 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
 STEPS = [
     *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
     *("end stores", "look up", "extend", "finish", "finish", "store others", "end others"),
-    *("release", "touch", "serve at once", "load from a tier", "store from a tier", "reset"),
+    *("look up others", "load others", "end other loads", "release", "touch", "serve at once"),
+    *("load from a tier", "store from a tier", "reset"),
 ]
 HINTS = (None, None, Hints(), Hints(ends=True))
 ON_A_MANAGER = {
-    "store others": ("prepare_store", True),
-    "end others": ("complete_store", True),
-    "release": ("release", True),
-    "touch": ("touch", True),
-    "reset": ("reset_cache", False),
+    "look up others": "lookup",
+    "load others": "prepare_load",
+    "end other loads": "complete_load",
+    "store others": "prepare_store",
+    "end others": "complete_store",
+    "release": "release",
+    "touch": "touch",
+    "serve at once": "end",
+    "reset": "reset_cache",
 }
-"""By step, a method of the manager, and whether it takes a batch."""
+"""Methods of a manager, or of `calls`, by step."""
 
 
-@pytest.mark.parametrize("kind", [*DISTINCT_KINDS[1:], *(f"cpu-{name}" for name in MODELS)])
+@pytest.mark.parametrize(
+    "kind", [*DISTINCT_KINDS[1:], "user-rebuilt-policy", *(f"cpu-{name}" for name in MODELS)]
+)
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
@@ -339,23 +255,6 @@ def test_the_caller_s_list_is_copied(build: Build) -> None:
     assert request.lookup() == 2
 
 
-def test_a_request_of_no_blocks(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([])
-    request.extend([])
-    assert request
-    assert len(request) == request.lookup() == 0
-    assert slots(request.prepare_load(0, 0)) == []
-    assert request.prepare_store().block_hashes_to_store == []
-    request.complete_load(0, 0)
-    request.complete_store()
-    request.extend([A])
-    request.prepare_store()
-    request.complete_store()
-    assert len(manager) == 1
-    request.finish()
-
-
 def test_a_request_keeps_its_manager(build: Build) -> None:
     manager = build(4)
     store(manager, [A])
@@ -372,6 +271,8 @@ def test_a_request_keeps_its_manager(build: Build) -> None:
 
 def test_a_repr_tells_the_state(build: Build) -> None:
     request = build(4).begin([A, B])
+    assert isinstance(request, Request)
+    assert bool(build(4).begin([]))  # it is more than its blocks
     assert repr(request) == "<Request of 2 blocks, open>"
     request.finish()
     assert repr(request) == "<Request of 2 blocks, finished>"
