@@ -74,20 +74,26 @@ class CountingPool:
 
 
 class LowestFirstPool(CountingPool):
-    """A pool over the user's backend of these tests: the lowest free id."""
+    """A pool over the user's backend of these tests: the lowest free id; it remembers its calls."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.stack = list(range(size))
         self.next_fresh = size
+        self.freed: list[int] = []
 
     def take(self) -> int:
         lowest = min(self.stack)
         self.stack.remove(lowest)
         return lowest
 
+    def give_back(self, slot: int) -> None:
+        super().give_back(slot)
+        self.freed.append(slot)
+
     def give_all_back(self, slots: list[int]) -> None:
-        self.stack.extend(slots)
+        for slot in slots:
+            self.give_back(slot)
 
 
 @dataclass
@@ -101,6 +107,7 @@ class ManagerModel:
     rows: list[Row] = field(default_factory=list)
     events: list[tuple[list[BlockHash], bool]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    allocated: list[list[BlockHash]] = field(default_factory=list)  # by each store
     resets: int = 0
 
     def __post_init__(self) -> None:
@@ -234,6 +241,7 @@ class ManagerModel:
             self.rows.remove(row)
             self.pool.give_back(row.slot)
         slots = [self.pool.take() for _ in missing]
+        self.allocated += [missing] if missing else []
         for block, slot in zip(missing, slots, strict=True):
             self.rows.append(Row(block, slot))
             self.policy.enter(block)

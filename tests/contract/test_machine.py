@@ -93,13 +93,18 @@ def modelled(twin: ModuleType, kind: str, num_blocks: int, events_on: bool) -> M
 
 
 def agree(manager: Any, model: ManagerModel) -> None:
-    """Compare the statistics, the events and the sessions of a manager with those of its model."""
+    """Compare all but the blocks of a manager with its model."""
     expected = {**dict.fromkeys(COUNTERS, 0), **model.counts, **model.present()}
     assert manager.stats() == expected
     untaken = manager.events
     assert (untaken is not None) == model.events_on
     assert [(event.block_hashes, event.removed) for event in untaken or ()] == model.events
     assert calls.unshared(manager, KEYS) == model.unshared(KEYS)
+    if isinstance(model.pool, LowestFirstPool):
+        backend = manager.backend
+        assert [hashes for hashes in backend.asked if hashes] == model.allocated
+        assert [status.block_id for status in backend.freed] == model.pool.freed
+        assert all(any(one is other for other in backend.allocated) for one in backend.freed)
     if model.releases:
         assert manager.policy.num_released == len(model.policy.released)
 

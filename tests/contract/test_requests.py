@@ -133,8 +133,18 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
 
 
 STEPS = [
-    *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
-    *("end stores", "look up", "extend", "finish", "finish", "store others", "end others"),
+    *("begin", "load", "load", "end loads", "end loads", "store", "store", "store"),
+    *(
+        "end stores",
+        "end stores",
+        "end stores",
+        "look up",
+        "extend",
+        "finish",
+        "finish",
+        "store others",
+        "end others",
+    ),
     *("look up others", "load others", "end other loads", "release", "touch", "serve at once"),
     *("load from a tier", "store from a tier", "reset"),
 ]
@@ -159,14 +169,33 @@ ON_A_MANAGER = {
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
-    for number in range(30):
+    for number in range(40):
         chance = random.Random(f"{seed} {number}")
         manager = modelled(twin, kind, chance.choice((1, 2, 4, 8, 12, 20)), True)
         requests: list[Modelled] = []
-        for _ in range(150):
+        for _ in range(250):
             take_a_step(manager, requests, chance)
             agree(manager.both[0], manager.model)
             check_invariants(manager.both[0])
+
+
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
+def test_loads_of_parts_that_overlap_end_over_resets_as_in_the_model(
+    twin: ModuleType, kind: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(20):
+        manager = modelled(twin, kind, 8, False)
+        requests = [manager.begin(KEYS[:7], None) for _ in range(2)]
+        for number in range(60):
+            if number == 0 or chance.random() < 0.1:
+                manager.do("reset_cache")
+                manager.do("prepare_store", KEYS[:7])
+                manager.do("complete_store", KEYS[: chance.choice((6, 7, 7))])
+            start, stop = sorted(chance.randrange(8) for _ in range(2))
+            method = chance.choice(("prepare_load", "complete_load", "complete_load"))
+            chance.choice(requests).do(method, start, stop)
+            agree(manager.both[0], manager.model)
 
 
 def test_a_block_that_raises_finishes_the_request(build: Build) -> None:

@@ -35,32 +35,6 @@ def test_the_backends_objects_are_kept_and_handed_back(manager_class: Any) -> No
     assert backend.freed[2] is backend.allocated[3]
 
 
-def test_slots_are_asked_for_in_batch_order_after_the_evicted_were_freed(
-    manager_class: Any,
-) -> None:
-    backend = ListBackend(16, 2)
-    manager = manager_class(backend)
-    store(manager, [A])
-    manager.prepare_load([A])
-    store(manager, [B])
-    store(manager, [A, C, C])
-    manager.complete_load([A])
-    store(manager, [E, D, E])
-    assert [names(hashes) for hashes in backend.asked] == ["A", "B", "C", "ED"]
-    assert [status.label for status in backend.freed] == [x.hex() for x in (B, A, C)]
-    assert [status.block_id for status in backend.allocated] == [0, 1, 1, 0, 1]
-
-
-def test_nothing_is_asked_for_where_nothing_is_stored(manager_class: Any) -> None:
-    backend = ListBackend(16, 2)
-    manager = manager_class(backend)
-    store(manager, [A])
-    store(manager, [A])
-    assert manager.prepare_store([B, C, D]) is None
-    assert [hashes for hashes in backend.asked if hashes] == [[A]]
-    assert backend.freed == []
-
-
 def test_specs_are_the_backends(manager_class: Any) -> None:
     class Elsewhere(ListBackend):
         seen: list[tuple[list[bytes], list[BlockStatus]]] = []

@@ -14,7 +14,7 @@ from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
-from tests.parts import KeepingListPolicy, ListPolicy
+from tests.parts import ListPolicy
 
 
 class NoClear(ListPolicy):
@@ -104,18 +104,6 @@ def test_a_reset_of_an_instance_without_clear_changes_nothing(twin: ModuleType) 
     with pytest.raises(NotImplementedError):
         manager.reset_cache()
     assert observe(manager) == before
-
-
-@pytest.mark.parametrize("policy_class", [ListPolicy, KeepingListPolicy])
-def test_the_manager_works_on_the_status_that_get_returns(
-    twin: ModuleType, policy_class: type[ListPolicy]
-) -> None:
-    policy = policy_class(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A, B])
-    manager.prepare_load([A])
-    assert [status.ref_cnt for _, status in policy.order] == [1, 0]
-    assert names(store(manager, [C]).block_hashes_evicted) == "B"
 
 
 def test_a_built_in_policy_can_be_extended(twin: ModuleType) -> None:

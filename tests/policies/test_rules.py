@@ -84,6 +84,11 @@ class Ruled:
             self.model.leave(batch[0])
             del self.ref_cnts[batch[0]]
 
+    def clear(self, _: list[bytes]) -> None:
+        self.policy.clear()
+        self.model.clear()
+        self.ref_cnts.clear()
+
     def write(self, batch: list[bytes]) -> None:
         for block in batch:
             if block in self.ref_cnts:
@@ -117,6 +122,7 @@ STEPS = {
     "insert": 20,
     "remove": 2,
     "write": 10,
+    "clear": 0.3,
 }
 """Methods of `Ruled`, and how often each is called; beside them ``evict``."""
 
