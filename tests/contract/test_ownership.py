@@ -14,7 +14,7 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, once, slots, store
 from tests.observation import observe
-from tests.parts import ListBackend, ListPolicy
+from tests.parts import ListBackend, ListPolicy, RebuiltListPolicy
 from tests.policies.steps import idle
 
 Change = Callable[[Any], Any]
@@ -180,10 +180,7 @@ def test_a_users_policy_answers_for_itself(twin: ModuleType) -> None:
 
 
 def test_the_policy_that_a_reset_builds_is_owned_and_the_old_one_free(twin: ModuleType) -> None:
-    class WithoutClear(ListPolicy):
-        clear = ListPolicy.__mro__[1].clear
-
-    manager = twin.CPUOffloadingManager(16, 4, WithoutClear)
+    manager = twin.CPUOffloadingManager(16, 4, RebuiltListPolicy)
     first = manager.policy
     store(manager, [A])
     manager.reset_cache()
@@ -196,9 +193,7 @@ def test_the_policy_that_a_reset_builds_is_owned_and_the_old_one_free(twin: Modu
 def test_a_reset_that_is_given_anothers_policy_changes_nothing(twin: ModuleType) -> None:
     shared: list[Any] = []
 
-    class Repeated(ListPolicy):
-        clear = ListPolicy.__mro__[1].clear
-
+    class Repeated(RebuiltListPolicy):
         def __new__(cls, cache_capacity: int) -> Any:
             return shared[0] if shared else super().__new__(cls)
 

@@ -14,19 +14,7 @@ from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
-from tests.parts import ListPolicy
-
-
-class NoClear(ListPolicy):
-    """A policy without `clear`, which counts how often it was built."""
-
-    built: list[int] = []
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self.built.append(cache_capacity)
-
-    clear = CachePolicy.clear
+from tests.parts import ListPolicy, RebuiltListPolicy
 
 
 class Admitting(ListPolicy):
@@ -53,22 +41,10 @@ def test_a_class_is_called_by_keyword(twin: ModuleType) -> None:
     assert twin.CPUOffloadingManager(16, 3, OnlyByKeyword).policy.cache_capacity == 3
 
 
-def test_a_class_without_clear_is_built_anew_on_reset(twin: ModuleType) -> None:
-    NoClear.built.clear()
-    manager = twin.CPUOffloadingManager(16, 3, NoClear)
-    first = manager.policy
-    store(manager, [A, B])
-    manager.reset_cache()
-    assert NoClear.built == [3, 3]
-    assert manager.policy is not first
-    assert (len(manager), A in manager, manager.stats()["free"]) == (0, False, 3)
-    assert slots(store(manager, [C]).store_spec) == [0]
-
-
 @pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions")
 def test_a_watch_sees_the_policy_that_a_reset_builds(twin: ModuleType) -> None:
     watch = Watch()
-    manager = twin.CPUOffloadingManager(16, 3, NoClear, watch=watch)
+    manager = twin.CPUOffloadingManager(16, 3, RebuiltListPolicy, watch=watch)
     store(manager, [A])
     before = watch.explain([A])[0].state
     manager.reset_cache()
@@ -98,7 +74,7 @@ def test_an_instance_must_be_empty(twin: ModuleType) -> None:
 
 
 def test_a_reset_of_an_instance_without_clear_changes_nothing(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 3, NoClear(3))
+    manager = twin.CPUOffloadingManager(16, 3, RebuiltListPolicy(3))
     store(manager, [A, B])
     before = observe(manager)
     with pytest.raises(NotImplementedError):

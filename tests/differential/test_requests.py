@@ -79,8 +79,18 @@ def test_requests_over_a_backend(twins: Twins, seed: int, manager: str, pool: st
     Traffic(twins, str(seed), build, 20).run(300)
 
 
-def test_requests_of_thousands_of_blocks(twins: Twins, seed: int) -> None:
-    Traffic.of(twins, "lru", seed, 6_000).run(60)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] * (name != "lru"))
+        for name in registry.names()
+    ],
+)
+def test_requests_of_thousands_of_blocks(twins: Twins, seed: int, name: str) -> None:
+    """Searches pass over thousands that are in use; storage and index grow."""
+    traffic = Traffic.of(twins, name, seed, 6_000)
+    traffic.run(80)
+    assert traffic.pair.compiled.stats()["evicted_blocks"] > 0
 
 
 def test_ten_thousand_open_requests_take_at_most_48_bytes_per_block(twins: Twins) -> None:

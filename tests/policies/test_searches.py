@@ -1,4 +1,7 @@
-"""Idle blocks that wait for those behind them in S3-FIFO: what a search for victims costs."""
+"""Searches for victims: what they look at, and that one which ends without memory changes nothing.
+
+Blocks that wait for those behind them, in S3-FIFO, marks and a hand have moved until then.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,48 @@ from typing import Any
 
 import pytest
 
-from kvoffload.policies import registry
 from kvoffload.policies._queue_py import _Search
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
-from tests.blocks import A, C, E, G, block_hash, block_hashes, store
+from tests.blocks import block_hash, block_hashes, store
 from tests.observation import observe
-from tests.policies.steps import request
+from tests.policies.steps import policy_of, request
+
+pytestmark = pytest.mark.fast
 
 
-def full_of_chains(twin: ModuleType, num_chains: int, length: int = 2, name: str = "s3fifo") -> Any:
+@pytest.mark.refused_allocations
+@pytest.mark.parametrize("name", ["sieve", "s3fifo"])
+def test_an_allocation_that_fails_changes_nothing(
+    twins: tuple[ModuleType, ModuleType], name: str
+) -> None:
+    outcomes = []
+    chain = block_hashes(*range(1000, 1150))
+    for allocations in range(10):
+        policy, same = (policy_of(twins[1], name, 200, chain) for _ in range(2))
+        for one in (policy, same):
+            for block in chain[10:90]:
+                for other in block_hashes(100, 101):
+                    one.touch([block, other])
+        fail_after(allocations)
+        try:
+            outcomes.append(policy.evict(140, ()) is not None)
+        except MemoryError:
+            outcomes.append(False)
+        finally:
+            fail_after(None)
+        check_invariants(policy)
+        if not outcomes[-1]:
+            assert observe(policy) == observe(same)
+            for _ in range(7):
+                assert [b for b, _ in policy.evict(20, ())] == [b for b, _ in same.evict(20, ())]
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+
+
+def full_of_chains(twin: ModuleType, num_chains: int, length: int = 2) -> Any:
     """Return a manager full of chains whose last blocks are being loaded."""
-    manager = twin.CPUOffloadingManager(16, num_chains * length, name)
+    manager = twin.CPUOffloadingManager(16, num_chains * length, "s3fifo")
     for number in range(num_chains):
         chain = block_hashes(*range(number * length, (number + 1) * length))
         request(manager, chain)
@@ -78,23 +111,3 @@ def test_a_search_in_python_looks_once_at_what_waits(
             looks = 0
             store(manager, [block_hash(10**6 + number)])
             assert looks < 8
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_a_released_block_leaves_once_however_a_search_meets_it_again(
-    twin: ModuleType, name: str
-) -> None:
-    """Released blocks are chosen first; a scan, a heap or a list then holds them as well."""
-    manager = full_of_chains(twin, 4, name=name)
-    manager.prepare_store([b"x"])  # meets the other idle blocks
-    left = [block for block in (A, C, E, G) if block in manager]
-    manager.release(left[:1])
-    output = manager.prepare_store(block_hashes(*range(100, 100 + len(left))))
-    assert output.block_hashes_evicted[:1] == left[:1]
-    assert len(set(output.block_hashes_evicted)) == len(output.block_hashes_evicted)
-    check_invariants(manager)
-    manager.complete_store(output.block_hashes_to_store)
-    for number in range(4):
-        manager.complete_load(block_hashes(2 * number + 1))
-    store(manager, block_hashes(*range(200, 202)))
-    check_invariants(manager)
