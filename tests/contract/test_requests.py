@@ -441,43 +441,6 @@ def test_a_user_s_policy_hears_of_requests(twin: ModuleType) -> None:
     assert policy.heard == [("begun", "DEFG", None), ("missed", "DEFG")]
 
 
-@pytest.mark.parametrize("hook", ["begun", "missed", "inserted", "finished", "release"])
-def test_a_hook_that_raises_leaves_nothing_behind(twin: ModuleType, hook: str) -> None:
-    class Faulty(Hearing):
-        armed = False
-
-    def fault(self: Faulty, *arguments: Any) -> None:
-        if self.armed:
-            raise ZeroDivisionError(hook)
-        getattr(Hearing, hook)(self, *arguments)
-
-    setattr(Faulty, hook, fault)
-    policy = Faulty(3)
-    manager = twin.CPUOffloadingManager(16, 3, policy)
-    store(manager, [A])
-    policy.armed = True
-    before = [manager.stats()]
-
-    def serve() -> None:
-        with manager.begin([A, B]) as request:
-            request.prepare_store()
-            request.complete_store()
-            before.append(manager.stats())
-            request.finish(hints=Hints(ends=True))
-
-    with pytest.raises(ZeroDivisionError):
-        serve()
-    assert manager.stats() == before[-1]
-    policy.armed = False
-    assert manager.lookup([A]) == 1
-    request = manager.begin([A, B])
-    request.prepare_store()
-    request.finish()
-    request.complete_store()
-    assert manager.lookup([A, B]) == 2
-    check_invariants(manager)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

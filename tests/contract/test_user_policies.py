@@ -227,12 +227,12 @@ OLD = [A, B, C, D, E, F]
 NEW = [b"first new", b"second new"]
 ANSWERS = [5, (1,), (1, 2, 3), ("1", []), (1, 5), (1, [A]), (9, []), (-1, []), (1, [(A, None)])]
 EXACTLY = "must (drop|evict) exactly .* got"
+CALLED = ("touch", "evict", "remove", "clear", "begun", "missed", "finished", "release")
 FAULTS: list[tuple[str, Callable[..., Any], type[BaseException], str]] = [
-    *((method, fail, UserFailedError, "") for method in ("touch", "evict", "remove", "clear")),
-    *((method, drop_and_fail, UserFailedError, "") for method in ("touch", "evict", "remove")),
-    ("clear", drop_and_fail, UserFailedError, ""),
-    ("insert", fail, UserFailedError, ""),
+    *((method, fail, UserFailedError, "") for method in ("insert", *CALLED)),
+    *((method, drop_and_fail, UserFailedError, "") for method in CALLED),
     ("insert", insert_and_fail, UserFailedError, ""),
+    ("inserted", fail, UserFailedError, ""),
     ("get", lose, PolicyError, "Faulty.get must return the status"),
     ("evict", evict_and_interrupt, KeyboardInterrupt, "^$"),
     ("evict", evict_and_refuse, PolicyError, EXACTLY),
@@ -286,6 +286,10 @@ def call(manager: Any, method: str, blocks: list[bytes], batch: list[bytes]) -> 
         manager.complete_store(blocks, success=False)
     elif method == "clear":
         manager.reset_cache()
+    elif method == "release":
+        manager.release(blocks)
+    elif method in ("begun", "finished"):
+        manager.begin(batch).finish()
     else:
         manager.prepare_store(batch)
 
