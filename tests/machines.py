@@ -12,7 +12,8 @@ from tests.blocks import METHODS, once
 from tests.strategies import BATCHES, BLOCKS, KEYS
 
 FORMS = st.sampled_from([None, tuple, once])
-BAD_ELEMENTS = (b"", None, 5, "text", bytearray(b"x"), memoryview(b"x"), (b"x",))
+OwnBytes = type("OwnBytes", (bytes,), {})  # equal to bytes, and not bytes
+BAD_ELEMENTS = (b"", None, 5, "text", bytearray(b"x"), memoryview(b"x"), (b"x",), OwnBytes(KEYS[0]))
 BAD_BATCHES = (None, 5, b"bytes", "text", 1.5)
 PARTS = ("lookup", "prepare_load", "complete_load", "prepare_store")
 """Methods of a request that take a part of it."""

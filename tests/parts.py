@@ -72,6 +72,12 @@ class KeepingListPolicy(ListPolicy):
         return status
 
 
+class RebuiltListPolicy(ListPolicy):
+    """A policy without `clear`, which a reset of its manager builds anew."""
+
+    clear = CachePolicy.clear
+
+
 class OwnStatus(BlockStatus):
     """A status that a user's backend makes, with something of its own on it."""
 

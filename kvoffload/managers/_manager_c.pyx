@@ -766,6 +766,7 @@ cdef class CompiledRequest:
         self.storing, self.store_start, self.store_stop = self.keys, 0, 0
 
     cpdef int _note_own(self, Py_ssize_t first) except -1:
+        note_resets(self)
         if self.own < 0 or first < self.own:
             self.own = first
         return 0

@@ -155,10 +155,10 @@ class Manager(ManagerViews[Spec_co]):
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        policy = self._policy
+        _ = self._policy
         batch = as_batch(hashes)
-        policy._take_back(batch)
-        policy._touch(batch)
+        self._policy._take_back(batch)
+        self._policy._touch(batch)
 
     def release(self, hashes: Iterable[bytes]) -> None:
         self._let_go(self._sessions.unshared(as_batch(hashes)))
@@ -363,10 +363,10 @@ class Manager(ManagerViews[Spec_co]):
         owner, former = self._owner(), self._policy_object
         ownership.take(policy, owner)
         self._policy_object = policy
+        resident = self._policy._resident  # a call whose batch resets the manager looks there
+        resident.clear()
         self._policy = UserPolicy(policy)
-        self._find = self._policy._resident.get
-        if self._watch is not None:
-            self._watch.get = self._find
+        self._policy._resident = resident
         if policy is not former:
             ownership.release(former, owner)
 

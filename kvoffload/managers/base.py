@@ -565,6 +565,7 @@ class CallingRequest(Request[Spec_co]):
 
     def _note_own(self, first: int) -> None:
         """Note that blocks are being stored for the request, the first at this position."""
+        self._note_resets()
         self._own = first if self._own is None else min(self._own, first)
 
     def complete_store(self, success: bool = True) -> None:

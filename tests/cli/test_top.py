@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ from kvoffload.watch import Watch, scraped  # noqa: E402
 from kvoffload.watch.prometheus import WatchCollector  # noqa: E402
 from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  # noqa: E402
 from tests.blocks import block_hash  # noqa: E402
-from tests.watch.watched import SECRET, serve  # noqa: E402
+from tests.watch.watched import SECRET, serve, serving  # noqa: E402
 
 pytestmark = [
     pytest.mark.thorough,
@@ -67,25 +67,6 @@ TOO_MUCH = {
     "/lines": "kvoffload_asked_blocks_total 1\n" * 140_000,
     "/engines": "".join(f'kvoffload_asked_blocks_total{{e="{n}"}} 1\n' for n in range(5_000)),
 }
-
-
-@contextlib.contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Answer requests for pages; give the address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.parts import KeepingListPolicy, ListBackend, ListPolicy
+from tests.parts import KeepingListPolicy, ListBackend, ListPolicy, RebuiltListPolicy
 
 Build = Callable[..., Any]
+USER_POLICIES = {
+    "user-policy": ListPolicy,
+    "user-keeping-policy": KeepingListPolicy,
+    "user-rebuilt-policy": RebuiltListPolicy,
+}
 
 
 def build_manager(
@@ -21,12 +26,11 @@ def build_manager(
     enable_events: bool = False,
 ) -> Any:
     """Return an empty manager of `kind` with room for `num_blocks` blocks."""
-    if kind in ("cpu-lru", "cpu-arc"):
+    if kind.startswith("cpu-"):
         name = kind.removeprefix("cpu-")
         return twin.CPUOffloadingManager(block_size, num_blocks, name, enable_events)
-    if kind in ("user-policy", "user-keeping-policy"):
-        policy = ListPolicy if kind == "user-policy" else KeepingListPolicy
-        return twin.CPUOffloadingManager(block_size, num_blocks, policy, enable_events)
+    if kind in USER_POLICIES:
+        return twin.CPUOffloadingManager(block_size, num_blocks, USER_POLICIES[kind], enable_events)
     policy_name, _, where = kind.partition("-over-")
     backend = {"cpu-backend": twin.CPUBackend, "user-backend": ListBackend}[where]
     manager = {"lru": twin.LRUOffloadingManager, "arc": twin.ARCOffloadingManager}[policy_name]

@@ -1,13 +1,12 @@
 """A second opinion: the managers once more, as naively as the rules can be read.
 
-Nothing is shared with the package but the exceptions. Blocks are rows in one list, recency is the
-position in a list of hashes, every question is answered by going through all rows, and ARC's
-victims are found one at a time from copies of its lists.
+Nothing is shared with the package but the exceptions. Blocks are rows in one list, and every
+question is answered by going through all of them; which block leaves, `tests.policies.models` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -17,8 +16,8 @@ from kvoffload import (
     BlockNotPinnedError,
     BlockNotReadyError,
 )
+from tests.policies.models import PolicyModel
 
-MayLeave = Callable[[BlockHash], bool]
 PENDING = -1
 COUNTERS = (
     "lookups",
@@ -42,118 +41,8 @@ class Row:
     block: BlockHash
     slot: int
     pins: int = PENDING
-
-
-class RecencyModel:
-    """Which block leaves by LRU: one list, least recent first."""
-
-    def __init__(self, capacity: int) -> None:
-        self.order: list[BlockHash] = []
-
-    def enter(self, block: BlockHash) -> None:
-        self.order.append(block)
-
-    def leave(self, block: BlockHash) -> None:
-        self.order.remove(block)
-
-    def use(self, block: BlockHash, pending: bool) -> None:
-        if block in self.order:
-            self.order.remove(block)
-            self.order.append(block)
-
-    def choose(
-        self, n: int, may_leave: MayLeave, released: list[BlockHash]
-    ) -> list[BlockHash] | None:
-        candidates = released + [
-            block for block in self.order if may_leave(block) and block not in released
-        ]
-        return candidates[:n] if len(candidates) >= n else None
-
-    def evicted(self, victims: list[BlockHash]) -> None:
-        self.order = [block for block in self.order if block not in victims]
-
-    def resident_in_order(self) -> list[BlockHash]:
-        return list(self.order)
-
-    def num_ghosts(self) -> int:
-        return 0
-
-    def views(self) -> dict[str, object]:
-        return {"blocks": self.order}
-
-
-class AdaptiveModel:
-    """Which block leaves by ARC: four lists, least recent first, and a target."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.t1: list[BlockHash] = []
-        self.t2: list[BlockHash] = []
-        self.b1: list[BlockHash] = []
-        self.b2: list[BlockHash] = []
-        self.target = 0.0
-
-    def enter(self, block: BlockHash) -> None:
-        for ghosts in (self.b1, self.b2):
-            if block in ghosts:
-                ghosts.remove(block)
-        self.t1.append(block)
-
-    def leave(self, block: BlockHash) -> None:
-        (self.t1 if block in self.t1 else self.t2).remove(block)
-
-    def use(self, block: BlockHash, pending: bool) -> None:
-        b1, b2 = len(self.b1), len(self.b2)
-        if block in self.b1:
-            self.target = min(self.target + max(1.0, b2 / b1), float(self.capacity))
-        if block in self.b2:
-            self.target = max(self.target - max(1.0, b1 / b2), 0.0)
-        for source in (self.t1, self.t2, self.b1, self.b2):
-            if block in source:
-                source.remove(block)
-                promoted = source is self.t1 and not pending
-                (self.t2 if promoted else source).append(block)
-                return
-
-    def choose(
-        self, n: int, may_leave: MayLeave, released: list[BlockHash]
-    ) -> list[BlockHash] | None:
-        victims = released[:n]
-        t1, t2 = ([block for block in ring if block not in victims] for ring in (self.t1, self.t2))
-        while len(victims) < n:
-            in_t1 = [block for block in t1 if may_leave(block)]
-            in_t2 = [block for block in t2 if may_leave(block)]
-            first, second = (in_t1, in_t2) if len(t1) >= int(self.target) else (in_t2, in_t1)
-            if not first + second:
-                return None
-            victim = (first + second)[0]
-            (t1 if victim in t1 else t2).remove(victim)
-            victims.append(victim)
-        return victims
-
-    def evicted(self, victims: list[BlockHash]) -> None:
-        for block in victims:
-            ghosts = self.b1 if block in self.t1 else self.b2
-            self.leave(block)
-            ghosts.append(block)
-        if victims:
-            self.b1 = self.b1[max(0, len(self.b1) - self.capacity) :]
-            self.b2 = self.b2[max(0, len(self.b2) - self.capacity) :]
-
-    def resident_in_order(self) -> list[BlockHash]:
-        return self.t1 + self.t2
-
-    def num_ghosts(self) -> int:
-        return len(self.b1) + len(self.b2)
-
-    def views(self) -> dict[str, object]:
-        return {
-            "t1": self.t1,
-            "t2": self.t2,
-            "b1": self.b1,
-            "b2": self.b2,
-            "target_t1_size": self.target,
-        }
+    ends: bool = False  # a session may go on after it
+    shared: bool = False
 
 
 class CountingPool:
@@ -185,39 +74,48 @@ class CountingPool:
 
 
 class LowestFirstPool(CountingPool):
-    """A pool over the user's backend of these tests: the lowest free id."""
+    """A pool over the user's backend of these tests: the lowest free id; it remembers its calls."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.stack = list(range(size))
         self.next_fresh = size
+        self.freed: list[int] = []
 
     def take(self) -> int:
         lowest = min(self.stack)
         self.stack.remove(lowest)
         return lowest
 
+    def give_back(self, slot: int) -> None:
+        super().give_back(slot)
+        self.freed.append(slot)
+
     def give_all_back(self, slots: list[int]) -> None:
-        self.stack.extend(slots)
+        for slot in slots:
+            self.give_back(slot)
 
 
 @dataclass
 class ManagerModel:
-    """When a block may be read, written and evicted."""
+    """When a block may be read, written and evicted, and which blocks sessions share."""
 
-    policy_class: type[RecencyModel | AdaptiveModel]
+    policy_class: type[PolicyModel]
     pool: CountingPool
     events_on: bool
     releases: bool = True  # whether its policy lets released blocks leave first
     rows: list[Row] = field(default_factory=list)
     events: list[tuple[list[BlockHash], bool]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    released: list[BlockHash] = field(default_factory=list)
+    allocated: list[list[BlockHash]] = field(default_factory=list)  # by each store
     resets: int = 0
 
     def __post_init__(self) -> None:
-        self.capacity = self.pool.num_free()
-        self.policy: RecencyModel | AdaptiveModel = self.policy_class(self.capacity)
+        self.policy = self.policy_class(self.pool.num_free(), self.ref_cnt)
+
+    def ref_cnt(self, block: BlockHash) -> int:
+        (found,) = [row.pins for row in self.rows if row.block == block]
+        return found
 
     def count(self, name: str, number: int) -> None:
         self.counts[name] = self.counts.get(name, 0) + number
@@ -237,10 +135,50 @@ class ManagerModel:
         self.touch(batch)
         return RequestModel(self, list(batch), ends)
 
+    # -- sessions ----------------------------------------------------------------------------
+
+    def num_known(self, hashes: list[BlockHash], own: Collection[BlockHash] = ()) -> int:
+        """Return the number of blocks up to the deepest resident one that is not among `own`."""
+        known = [place for place, block in enumerate(hashes) if block in self and block not in own]
+        return known[-1] + 1 if known else 0
+
+    def go_on(self, known: list[BlockHash]) -> None:
+        """Let the session that ended here go on; if none did, the blocks have several sessions."""
+        rows = list(map(self.row, known))
+        ended = list(takewhile(lambda row: row is not None and row.ends, reversed(rows)))
+        for row in ended:
+            row.ends = False
+        if not ended:
+            self.share(known)
+
+    def share(self, known: list[BlockHash]) -> None:
+        for row in self.rows:
+            row.shared = row.shared or row.block in known
+
+    def unshared(self, hashes: list[BlockHash]) -> list[BlockHash]:
+        """Return the resident blocks of one session alone."""
+        rows = [row for row in map(self.row, hashes) if row is not None]
+        return [row.block for row in rows if not row.shared]
+
+    def mark_ends(self, hashes: list[BlockHash], known: int, num_last: int) -> None:
+        """Let a session go on after its last blocks, or else after the deepest that is its own."""
+        last = [block for block in hashes[max(0, len(hashes) - num_last) :] if block in self]
+        for row in self.rows:
+            if row.block in (last or self.unshared(hashes[max(0, known - 1) : known])):
+                row.ends = True
+
+    def end(self, hashes: list[BlockHash], own: list[BlockHash], num_last: int) -> None:
+        """End a request that has been served without a `begin`."""
+        known = self.num_known(hashes, own)
+        if known:
+            self.go_on(hashes[:known])
+        self.mark_ends(hashes, known, num_last)
+
     def release(self, batch: list[BlockHash]) -> None:
-        for block in reversed(batch) if self.releases else ():
-            if block in self and block not in self.released:
-                self.released.append(block)
+        if self.releases:
+            self.policy.release(self.unshared(batch))
+
+    # -- the calls ---------------------------------------------------------------------------
 
     def lookup(self, batch: list[BlockHash]) -> int:
         ready = [row.block for row in self.rows if row.pins != PENDING]
@@ -252,11 +190,8 @@ class ManagerModel:
         self.count("hit_blocks", hits)
         return hits
 
-    def touch(self, batch: list[BlockHash]) -> None:
-        for block in reversed(batch):
-            row = self.row(block)
-            self.released = [other for other in self.released if other != block]
-            self.policy.use(block, row is not None and row.pins == PENDING)
+    def touch(self, batch: list[BlockHash], counts: bool = True) -> None:
+        self.policy.touch(batch, counts)
 
     def prepare_load(self, batch: list[BlockHash]) -> list[int]:
         for block in batch:
@@ -290,27 +225,23 @@ class ManagerModel:
             if self.row(block) is None and block not in missing:
                 missing.append(block)
         short = max(0, len(missing) - self.pool.num_free())
-
-        def may_leave(block: BlockHash) -> bool:
-            row = self.row(block)
-            return row is not None and row.pins == 0 and block not in batch
-
-        released = [block for block in self.released if may_leave(block)]
-        if is_last and short > len(released):
-            self.count("not_admitted", short - len(released))
-            missing = missing[: len(missing) - short + len(released)]
-            short = len(released)
-        victims = self.policy.choose(short, may_leave, released)
+        if is_last:  # only released blocks leave for it
+            idle = [row.block for row in self.rows if row.pins == 0 and row.block not in batch]
+            able = len([block for block in self.policy.released if block in idle])
+            self.count("not_admitted", max(0, short - able))
+            missing = missing[: len(missing) - max(0, short - able)]
+            short = min(short, able)
+        victims = self.policy.evict(short, batch)
         if victims is None:
             self.count("refused_stores", 1)
             return None
-        self.policy.evicted(victims)
         for block in victims:
             row = self.row(block)
             assert row is not None
-            self.drop(row)
+            self.rows.remove(row)
             self.pool.give_back(row.slot)
         slots = [self.pool.take() for _ in missing]
+        self.allocated += [missing] if missing else []
         for block, slot in zip(missing, slots, strict=True):
             self.rows.append(Row(block, slot))
             self.policy.enter(block)
@@ -329,15 +260,11 @@ class ManagerModel:
                 row.pins = 0
                 became_idle.append(block)
             else:
-                self.drop(row)
+                self.rows.remove(row)
                 self.policy.leave(block)
                 self.pool.give_back(row.slot)
                 self.count("failed_blocks", 1)
         self.emit(became_idle, False)
-
-    def drop(self, row: Row) -> None:
-        self.rows.remove(row)
-        self.released = [block for block in self.released if block != row.block]
 
     def take_events(self) -> list[tuple[list[BlockHash], bool]]:
         taken, self.events = self.events, []
@@ -346,10 +273,9 @@ class ManagerModel:
     def reset_cache(self) -> None:
         self.resets += 1
         slots = {row.block: row.slot for row in self.rows}
-        self.pool.give_all_back([slots[block] for block in self.policy.resident_in_order()])
+        self.pool.give_all_back([slots[block] for block in self.policy.resident()])
         self.rows = []
-        self.released = []
-        self.policy = self.policy_class(self.capacity)
+        self.policy.clear()
 
     def present(self) -> dict[str, int]:
         return {
@@ -372,15 +298,21 @@ class RequestModel:
     loading: list[int] = field(default_factory=list)
     outdated: list[int] = field(default_factory=list)  # loads from before a reset
     resets: int = 0  # of the manager, at the last call
+    own: int | None = None  # first position that it has stored
 
     def __post_init__(self) -> None:
         self.resets = self.manager.resets
+        self.prompt = len(self.hashes)
+        self.met = self.manager.num_known(self.hashes)
+        if self.met:
+            self.manager.go_on(self.hashes[: self.met])
 
     def note_resets(self) -> None:
         if self.resets != self.manager.resets:
             self.resets = self.manager.resets
             self.outdated += self.loading
             self.loading, self.storing = [], []
+            self.met, self.own = 0, None
 
     def num_ready(self) -> int:
         """Return how many leading blocks can be loaded."""
@@ -392,9 +324,12 @@ class RequestModel:
 
     def prepare_load(self, start: int, stop: int) -> list[int]:
         slots = self.manager.prepare_load(self.hashes[start:stop])
+        self.note_loaded(start, stop)
+        return slots
+
+    def note_loaded(self, start: int, stop: int) -> None:
         self.note_resets()
         self.loading += range(start, stop)
-        return slots
 
     def complete_load(self, start: int, stop: int) -> None:
         self.note_resets()
@@ -410,8 +345,14 @@ class RequestModel:
     ) -> tuple[list[BlockHash], list[int], list[BlockHash]] | None:
         output = self.manager.prepare_store(self.hashes[start:stop], self.ends)
         self.note_resets()
-        self.storing += output[0] if output else []
+        stored = output[0] if output else []
+        self.storing += stored
+        self.note_own(self.hashes.index(stored[0], start) if stored else len(self.hashes))
         return output
+
+    def note_own(self, first: int) -> None:
+        self.note_resets()
+        self.own = first if self.own is None else min(self.own, first)
 
     def complete_store(self, success: bool) -> None:
         self.note_resets()
@@ -420,9 +361,20 @@ class RequestModel:
 
     def extend(self, more: list[BlockHash]) -> None:
         self.manager.touch(more)
+        before = len(self.hashes)
         self.hashes += more
+        known = self.manager.num_known(self.hashes)
+        if known > before:
+            self.manager.go_on(self.hashes[:known])
 
     def finish(self, ends: bool | None = None) -> None:
-        self.manager.touch(self.hashes)
+        self.note_resets()
+        self.manager.touch(self.hashes, counts=False)
+        own = self.met if self.own is None else self.own
+        known = self.manager.num_known(self.hashes[:own])
+        if known > self.met:  # stored meanwhile by others
+            self.manager.share(self.hashes[:known])
+        answer = len(self.hashes) - max(0, self.prompt - 1)
+        self.manager.mark_ends(self.hashes, self.met, answer)
         if self.ends if ends is None else ends:
             self.manager.release(self.hashes)

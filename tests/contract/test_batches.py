@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.blocks import KEY_LENGTHS, METHODS, A, B, C, D, block_hash, once, slots, store
+from tests.blocks import METHODS, A, B, C, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
-
-
-class BytesOfMyOwn(bytes):
-    """Equal to bytes, and not bytes."""
 
 
 @pytest.fixture(params=METHODS)
@@ -44,16 +40,6 @@ def test_any_iterable_will_do(build: Build, method: str) -> None:
         by_form = prepared(build, method)
         getattr(by_form, method)(form([A, B]))
         assert observe(by_form) == observe(by_list)
-
-
-def test_the_first_bad_element_decides(build: Build, method: str) -> None:
-    manager = prepared(build, method)
-    before = observe(manager)
-    with pytest.raises(ValueError, match=r"\[1\] must not be empty"):
-        getattr(manager, method)([A, b"", 5])
-    with pytest.raises(TypeError, match=r"\[1\] must be bytes, .* BytesOfMyOwn"):
-        getattr(manager, method)([A, BytesOfMyOwn(A), b""])
-    assert observe(manager) == before
 
 
 def test_what_is_no_batch_of_hashes_is_refused_by_name(build: Build, method: str) -> None:
@@ -102,23 +88,6 @@ def test_a_batch_list_stays_the_callers(build: Build, method: str) -> None:
     batch.clear()
     if method == "prepare_store":
         assert output.block_hashes_to_store == [A, B]
-
-
-@pytest.mark.parametrize("length", KEY_LENGTHS)
-def test_a_hash_may_have_any_length(build: Build, length: int) -> None:
-    manager = build(2, enable_events=True)
-    key = block_hash(1, length)
-    other = key[:-1] + bytes([key[-1] ^ 1])
-    assert store(manager, [key]).block_hashes_to_store == [key]
-    assert manager.lookup([key, other]) == 1
-    assert other not in manager
-    assert slots(manager.prepare_load([key])) == slots(manager.prepare_load([bytes(key)]))
-    manager.complete_load([key, key])
-    assert store(manager, [other]).block_hashes_evicted == []
-    manager.touch([key])
-    assert store(manager, [D]).block_hashes_evicted == [other]
-    events = [(event.block_hashes, event.removed) for event in manager.take_events()]
-    assert events == [([key], False), ([other], False), ([other], True), ([D], False)]
 
 
 @pytest.mark.parametrize("length", [36, 37, 300, 5000])

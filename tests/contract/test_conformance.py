@@ -112,33 +112,15 @@ class EvictsFewer(ListPolicy):
         return super().evict(min(n, len(idle)), protected)
 
 
-class EvictsMore(ListPolicy):
-    def evict(self, n: int, protected: Any) -> Any:
-        return super().evict(n + 1, protected) or super().evict(n, protected)
-
-
 class EvictsNothingOfTwo(ListPolicy):
     def evict(self, n: int, protected: Any) -> Any:
         return None if n == 2 else super().evict(n, protected)
-
-
-class KeepsVictims(ListPolicy):
-    def evict(self, n: int, protected: Any) -> Any:
-        before = list(self.order)
-        victims = super().evict(n, protected)
-        self.order = before
-        return victims
 
 
 class GivesOtherStatuses(ListPolicy):
     def evict(self, n: int, protected: Any) -> Any:
         victims = super().evict(n, protected)
         return victims and [(key, BlockStatus(0)) for key, _ in victims]
-
-
-class GivesNoneForNothing(ListPolicy):
-    def evict(self, n: int, protected: Any) -> Any:
-        return super().evict(n, protected) or None
 
 
 class TakesNegativeNumbers(ListPolicy):
@@ -387,15 +369,6 @@ def test_hypothesis_finds_a_fault() -> None:
 def test_unchecked_arguments_are_found_where_the_policy_says_that_it_checks_them() -> None:
     assert failures(suite_of(ListPolicy)) == []
     assert failures(suite_of(ListPolicy, checks_arguments=True)) == ["test_arguments_are_checked"]
-
-
-def test_a_random_order_needs_a_word() -> None:
-    class Shuffled(ListPolicy):
-        def evict(self, n: int, protected: Any) -> Any:
-            self.order.sort(key=lambda pair: id(pair[1]))
-            return super().evict(n, protected)
-
-    assert failures(suite_of(Shuffled, is_deterministic=False)) == []
 
 
 def test_the_invariants_of_the_library_s_own_classes_are_verified(twin: ModuleType) -> None:

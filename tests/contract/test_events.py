@@ -22,14 +22,6 @@ def read(event: Any) -> tuple[str, str]:
     return names(event.block_hashes), "removed" if event.removed else "stored"
 
 
-def test_events_are_off_unless_asked_for(build: Build) -> None:
-    manager = build(1)
-    store(manager, [A])
-    store(manager, [B])
-    assert manager.events is None
-    assert list(manager.take_events()) == []
-
-
 def test_an_event_carries_block_size_and_medium(build: Build) -> None:
     manager = build(1, block_size=48, enable_events=True)
     store(manager, [A])

@@ -72,19 +72,6 @@ def test_a_manager_shows_the_lists_of_its_policy_least_recent_first(
         assert (manager.target_t1_size, manager.cache_capacity) == (1.0, 4)
 
 
-def test_a_status_shows_the_blocks_current_values(build: Build) -> None:
-    manager = build(2)
-    manager.prepare_store([A])
-    status = manager.policy.get(A)
-    assert (status.ref_cnt, status.block_id, status.is_ready) == (-1, 0, False)
-    manager.complete_store([A])
-    assert (status.ref_cnt, status.is_ready) == (0, True)
-    manager.prepare_load([A, A])
-    assert status.ref_cnt == 2
-    manager.complete_load([A])
-    assert status.ref_cnt == 1
-
-
 def test_a_status_of_an_evicted_block_never_shows_anothers(build: Build) -> None:
     manager = build(2)
     store(manager, [A])
@@ -123,19 +110,6 @@ def rows(table: Any) -> list[tuple[int, int]]:
     with pytest.raises(ValueError, match="read-only"):
         table["ref_cnt"] = 0
     return sorted(table.tolist())
-
-
-def test_the_block_table_has_a_row_for_each_resident_block(build: Build) -> None:
-    manager = build(4)
-    assert rows(manager.block_table) == []
-    store(manager, [A, B])
-    manager.prepare_load([B, B])
-    manager.prepare_store([C])
-    assert rows(manager.block_table) == [(-1, 2), (0, 0), (2, 1)]
-    manager.complete_store([C], success=False)
-    assert rows(manager.block_table) == [(0, 0), (2, 1)]
-    manager.reset_cache()
-    assert rows(manager.block_table) == []
 
 
 def test_a_block_table_shows_the_moment_of_the_call(build: Build) -> None:

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from kvoffload import BlockHash, Hints
+from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.contract.conftest import ARC_KINDS, RECENCY_KINDS, build_manager
 from tests.contract.model import (
     COUNTERS,
-    AdaptiveModel,
     CountingPool,
     LowestFirstPool,
     ManagerModel,
-    RecencyModel,
     RequestModel,
 )
 from tests.machines import ManagerRules
 from tests.observation import attempt
+from tests.policies.models import MODELS
 from tests.strategies import BATCHES, KEYS
 
 AS_THE_MODEL: dict[str, Callable[[Any], Any]] = {
@@ -49,8 +49,11 @@ class Modelled:
         """Number of blocks of a request."""
         return len(self.model.hashes)
 
-    def do(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> None:
-        """Make a call on both; compare the results, or the errors and the hashes they name."""
+    def do(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> bool:
+        """Make a call on both; compare the results, or the errors and the hashes they name.
+
+        Return whether it succeeded.
+        """
         kind, value = attempt(self.both[0], method, *arguments, form=form)
         expected_kind, expected = attempt(self.model, method, *arguments)
         assert kind == expected_kind
@@ -61,6 +64,7 @@ class Modelled:
             assert AS_THE_MODEL.get(method, lambda same: same)(value) == expected
         if isinstance(self.model, RequestModel):
             assert self.both[0].hashes == tuple(self.model.hashes)
+        return kind == "returned"
 
     def refuse(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> Any:
         """Make a call that must be refused, and return the classes and the text of its error."""
@@ -82,18 +86,27 @@ class Modelled:
 def modelled(twin: ModuleType, kind: str, num_blocks: int, events_on: bool) -> Modelled:
     """Return a manager of a kind and its model."""
     pool = LowestFirstPool if kind.endswith("user-backend") else CountingPool
-    policy = AdaptiveModel if kind in ARC_KINDS else RecencyModel
+    name = "arc" if kind in ARC_KINDS else kind.removeprefix("cpu-")
+    policy = MODELS.get(name, MODELS["lru"])
     model = ManagerModel(policy, pool(num_blocks), events_on, not kind.startswith("user-"))
     return Modelled(build_manager(twin, kind, num_blocks, 16, events_on), model)
 
 
 def agree(manager: Any, model: ManagerModel) -> None:
-    """Compare the statistics and the events of a manager with those of its model."""
+    """Compare all but the blocks of a manager with its model."""
     expected = {**dict.fromkeys(COUNTERS, 0), **model.counts, **model.present()}
     assert manager.stats() == expected
     untaken = manager.events
     assert (untaken is not None) == model.events_on
     assert [(event.block_hashes, event.removed) for event in untaken or ()] == model.events
+    assert calls.unshared(manager, KEYS) == model.unshared(KEYS)
+    if isinstance(model.pool, LowestFirstPool):
+        backend = manager.backend
+        assert [hashes for hashes in backend.asked if hashes] == model.allocated
+        assert [status.block_id for status in backend.freed] == model.pool.freed
+        assert all(any(one is other for other in backend.allocated) for one in backend.freed)
+    if model.releases:
+        assert manager.policy.num_released == len(model.policy.released)
 
 
 class ManagerMachine(ManagerRules):
@@ -134,6 +147,8 @@ class ManagerMachine(ManagerRules):
         for row in model.rows:
             status = manager.policy.get(row.block)
             assert (status.ref_cnt, status.block_id) == (row.pins, row.slot)
+            assert status.is_ready == (row.pins >= 0)
+        assert sorted(manager.block_table.tolist()) == sorted((r.pins, r.slot) for r in model.rows)
         agree(manager, model)
         if not self.kind.startswith("user-"):
             for name, content in model.policy.views().items():

@@ -14,7 +14,7 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, once, slots, store
 from tests.observation import observe
-from tests.parts import ListBackend, ListPolicy
+from tests.parts import ListBackend, ListPolicy, RebuiltListPolicy
 from tests.policies.steps import idle
 
 Change = Callable[[Any], Any]
@@ -23,6 +23,7 @@ CHANGES: dict[str, Change] = {
     "insert": lambda policy: policy.insert(F, idle(0)),
     "remove": lambda policy: policy.remove(A),
     "touch": lambda policy: policy.touch(once([B, A])),
+    "release": lambda policy: policy.release([A]),
     "evict": lambda policy: policy.evict(1, ()),
     "make_room": lambda policy: policy.make_room([E, F], 0, set()),
     "clear": lambda policy: policy.clear(),
@@ -179,10 +180,7 @@ def test_a_users_policy_answers_for_itself(twin: ModuleType) -> None:
 
 
 def test_the_policy_that_a_reset_builds_is_owned_and_the_old_one_free(twin: ModuleType) -> None:
-    class WithoutClear(ListPolicy):
-        clear = ListPolicy.__mro__[1].clear
-
-    manager = twin.CPUOffloadingManager(16, 4, WithoutClear)
+    manager = twin.CPUOffloadingManager(16, 4, RebuiltListPolicy)
     first = manager.policy
     store(manager, [A])
     manager.reset_cache()
@@ -195,9 +193,7 @@ def test_the_policy_that_a_reset_builds_is_owned_and_the_old_one_free(twin: Modu
 def test_a_reset_that_is_given_anothers_policy_changes_nothing(twin: ModuleType) -> None:
     shared: list[Any] = []
 
-    class Repeated(ListPolicy):
-        clear = ListPolicy.__mro__[1].clear
-
+    class Repeated(RebuiltListPolicy):
         def __new__(cls, cache_capacity: int) -> Any:
             return shared[0] if shared else super().__new__(cls)
 

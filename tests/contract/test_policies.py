@@ -104,46 +104,6 @@ def test_the_object_passed_in_is_not_used_again(policy_class: Any) -> None:
     assert status.block_id == 5
 
 
-def leaving(policy: Any) -> list[list[bytes]]:
-    """Return the blocks that leave one after the other."""
-    return [[block for block, _ in policy.evict(1, ()) or ()] for _ in range(4)]
-
-
-def used(policy: Any) -> Any:
-    """Use the blocks of a policy, A the most; let two leave, and use the first as a ghost."""
-    for batch in ([A, D], [C], [A, E], [A, B, C], [A]):
-        policy.touch(batch)
-    policy.insert(D, idle(3))
-    assert [block for block, _ in policy.evict(1, (A, B, C))] == [D]
-    policy.touch([D])
-    assert len(policy.evict(1, (A,))) == 1
-    policy.touch([A])
-    return policy
-
-
-def test_a_failed_eviction_changes_nothing(policy_class: Any) -> None:
-    policy, same = (used(filled(policy_class)) for _ in range(2))
-    for n, protected in ((3, ()), (2, (A,)), (1, (A, B, C))):
-        before = observe(policy)
-        assert policy.evict(n, protected) is None
-        assert observe(policy) == before
-        check_invariants(policy)
-    assert leaving(policy) == leaving(same)
-
-
-def test_a_policy_that_is_cleared_is_as_new(policy_class: Any) -> None:
-    policy, fresh = used(filled(policy_class)), policy_class(4)
-    policy.clear()
-    check_invariants(policy)
-    assert observe(policy) == observe(fresh)
-    for each in (policy, fresh):
-        for block_id, block in enumerate((A, C, B)):
-            each.insert(block, idle(block_id))
-        each.touch([B, D])
-    assert observe(policy) == observe(fresh)
-    assert leaving(policy) == leaving(fresh)
-
-
 @pytest.mark.parametrize("others", [[], [5, None], [b"", b"x" * 5000]])
 def test_make_room_keeps_to_the_hashes_that_it_was_given(policy: Any, others: list[Any]) -> None:
     hashes = [D, E]

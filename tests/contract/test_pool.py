@@ -35,25 +35,6 @@ def test_each_hash_gets_a_pending_status_of_its_own(twin: ModuleType) -> None:
     assert backend.get_num_free_blocks() == 2
 
 
-def test_fresh_ids_come_first_even_when_some_are_free(twin: ModuleType) -> None:
-    backend = twin.CPUBackend(16, 4)
-    first, second = backend.allocate_blocks([A, B])
-    backend.free(first)
-    backend.free(second)
-    assert taken(backend.allocate_blocks([C])) == [2]
-    assert taken(backend.allocate_blocks([D])) == [3]
-
-
-def test_then_the_last_freed_comes_first(twin: ModuleType) -> None:
-    backend = twin.CPUBackend(16, 4)
-    statuses = backend.allocate_blocks([A, B, C])
-    for index in (1, 0, 2):
-        backend.free(statuses[index])
-    assert taken(backend.allocate_blocks([D, E, F])) == [3, 2, 0]
-    assert taken(backend.allocate_blocks([G])) == [1]
-    assert backend.get_num_free_blocks() == 0
-
-
 def test_an_allocation_beyond_the_free_blocks_takes_none(twin: ModuleType) -> None:
     backend = twin.CPUBackend(16, 2)
     backend.allocate_blocks([A])
@@ -123,3 +104,13 @@ def test_two_managers_share_a_backend(twin: ModuleType, manager_class: Any) -> N
     assert right.lookup([D]) == 1
     assert set(slots(store(left, [E, F, G]).store_spec)) == {0, 1, 3}
     assert slots(right.prepare_load([D])) == [2]
+
+
+def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 5)
+    backend.allocate_blocks([A, B])
+    manager = twin.ARCOffloadingManager(backend)
+    assert manager.cache_capacity == manager.policy.cache_capacity == 3
+    store(manager, [A])
+    assert manager.cache_capacity == 3
+    assert twin.CPUOffloadingManager(16, 7, "arc").policy.cache_capacity == 7

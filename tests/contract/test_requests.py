@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from kvoffload import (
-    BlockNotPinnedError,
+    BlockHash,
     Hints,
     OffloadError,
     Request,
@@ -20,109 +20,13 @@ from kvoffload import (
 )
 from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
+from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, store
 from tests.contract.conftest import DISTINCT_KINDS, Build
 from tests.contract.test_machine import Modelled, agree, modelled
 from tests.observation import observe
 from tests.parts import ListPolicy
+from tests.policies.models import MODELS
 from tests.strategies import KEYS
-
-
-def test_the_life_of_a_request(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    with manager.begin(once([A, B, C, D])) as request:
-        assert isinstance(request, Request)
-        assert len(request) == 4
-        assert bool(request)
-        assert request.hashes == (A, B, C, D)
-        assert request.lookup() == 2
-        assert slots(request.prepare_load(0, 2)) == [0, 1]
-        assert manager.stats()["pinned"] == 2
-        request.complete_load(0, 2)
-        output = request.prepare_store()
-        assert names(output.block_hashes_to_store) == "CD"
-        assert slots(output.store_spec) == [2, 3]
-        assert not request.is_finished
-    assert request.is_finished
-    assert manager.stats()["pending"] == 2
-    request.complete_store()
-    assert manager.lookup([A, B, C, D]) == 4
-    check_invariants(manager)
-
-
-@pytest.mark.parametrize("success", [True, False])
-def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success: bool) -> None:
-    manager = build(4)
-    former, stores_again = manager.begin([A, B]), manager.begin([C])
-    former.prepare_store()
-    stores_again.prepare_store()
-    manager.reset_cache()
-    request = manager.begin([A, B, C])
-    request.prepare_store(0, 2)
-    stores_again.prepare_store()
-    former.complete_store(success)
-    assert manager.stats()["pending"] == 3
-    request.complete_store()
-    stores_again.complete_store()
-    assert request.lookup() == 3
-    check_invariants(manager)
-
-
-def test_a_load_of_the_same_request_from_before_a_reset_is_taken_to_end_first(
-    build: Build,
-) -> None:
-    manager = build(4)
-    store(manager, [A, B, C, D])
-    request = manager.begin([A, B, C, D])
-    request.prepare_load(0, 3)
-    request.prepare_load(2, 4)
-    manager.reset_cache()
-    store(manager, [A, B, C, D])
-    request.prepare_load(1, 4)
-    request.complete_load(0, 4)  # of before; C was pinned twice
-    assert manager.stats()["pinned"] == 3
-    request.complete_load(1, 4)  # C of before, B and D of now
-    assert manager.stats()["pinned"] == 1
-    request.complete_load(2, 3)
-    assert manager.stats()["pinned"] == 0
-    with pytest.raises(BlockNotPinnedError):
-        request.complete_load(2, 3)
-    check_invariants(manager)
-
-
-def test_a_load_from_before_a_reset_releases_no_pin_of_a_later_one(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    old = manager.begin([A, B])
-    old.prepare_load(0, 2)
-    manager.reset_cache()
-    old.complete_load(0, 1)  # not even resident
-    store(manager, [A, B])
-    new = manager.begin([A, B])
-    new.prepare_load(0, 2)
-    old.complete_load(1, 2)
-    assert manager.stats()["pinned"] == 2
-    assert manager.prepare_store([C]) is None
-    new.complete_load(0, 2)
-    with pytest.raises(BlockNotPinnedError):
-        old.complete_load(0, 1)  # it has none left
-    check_invariants(manager)
-
-
-def test_a_load_that_a_tier_has_made_for_a_request_is_one_of_its_own(build: Build) -> None:
-    manager = build(2)
-    store(manager, [A, B])
-    request = manager.begin([A, B])
-    manager.prepare_load([A, B])
-    calls.note_loaded(request, 0, 2)
-    manager.reset_cache()
-    store(manager, [A, B])
-    manager.prepare_load([A, B])
-    request.complete_load(0, 2)  # of before
-    assert manager.stats()["pinned"] == 2
-    request.complete_load(0, 2)
-    assert manager.stats()["pinned"] == 0
 
 
 @pytest.mark.parametrize(
@@ -143,6 +47,7 @@ def test_a_finished_request_does_no_more(
     request = manager.begin([A, B])
     request.finish()
     before = observe(manager)
+    request.finish(hints=Hints(ends=True))  # does nothing
     name = "with" if call == "__enter__" else call
     with pytest.raises(RequestFinishedError, match=f"^{name}: the request has finished$") as error:
         getattr(request, call)(*arguments)
@@ -150,34 +55,54 @@ def test_a_finished_request_does_no_more(
     assert observe(manager) == before
 
 
-def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    request = manager.begin([A, B, C])
-    request.prepare_load(0, 2)
-    request.prepare_store()
-    request.finish()
-    request.finish()
-    before = observe(manager)
-    request.finish()  # does nothing
-    assert observe(manager) == before
-    request.complete_load(0, 2)
-    request.complete_store()
-    assert (len(request), request.hashes) == (3, (A, B, C))
-    stats = manager.stats()
-    assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
+def prompt(chance: random.Random) -> list[BlockHash]:
+    """Return the blocks on a way from the root of a tree, so that prompts go on and branch off."""
+    way = [0]
+    for _ in range(chance.randrange(5)):
+        way.append(2 * way[-1] + chance.choice((1, 1, 1, 2)))
+    return [KEYS[number % len(KEYS)] for number in way]
+
+
+def calling(manager: Modelled, chance: random.Random) -> Callable[[Any], Iterator[bytes]]:
+    """Return a form of a batch: an iterator that makes a call before its last block.
+
+    The call that reads it must see what the inner one has left, which is made on the model, too.
+    """
+
+    def form(batch: list[BlockHash]) -> Iterator[bytes]:
+        yield from batch[:-1]
+        call_the_manager(manager, chance.choice(list(ON_A_MANAGER)), prompt(chance), chance)
+        yield from batch[-1:]
+
+    return form
+
+
+def call_the_manager(
+    manager: Modelled, step: str, batch: list[BlockHash], chance: random.Random
+) -> None:
+    """Make a call that belongs to no request."""
+    method = ON_A_MANAGER[step]
+    if method == "end":
+        own, num_last = batch[chance.randrange(6) :], chance.randrange(1, 3)
+        calls.end(manager.both[0], batch, own, num_last)
+        manager.model.end(batch, own, num_last)
+    elif method == "reset_cache":
+        manager.do(method)
+    else:
+        form = calling(manager, chance) if chance.random() < 0.2 else None
+        manager.do(method, batch, form=form)
 
 
 def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Random) -> None:
     """Make a call on a manager, or on one of its requests, and on the model of it."""
-    batch = chance.choices(KEYS[:8], k=chance.randrange(1, 6))
+    batch = chance.choices(KEYS[:8], k=chance.randrange(6))
+    batch = prompt(chance) + batch[:1] * (len(batch) > 4) if chance.random() < 0.7 else batch
     step = chance.choice(STEPS) if requests else "begin"
     if step == "begin":
-        requests.append(manager.begin(batch, None))
+        requests.append(manager.begin(batch, chance.choice(HINTS)))
         return
     if step in ON_A_MANAGER:
-        method, of_batch = ON_A_MANAGER[step]
-        manager.do(method, *[batch] * of_batch)
+        call_the_manager(manager, step, batch, chance)
         return
     request = chance.choice(requests)
     start = chance.randrange(request.size + 1)
@@ -194,36 +119,83 @@ def take_a_step(manager: Modelled, requests: list[Modelled], chance: random.Rand
         request.do("prepare_store", *chance.choice(((start, stop), (0, request.size))))
     elif step == "look up":
         request.do("lookup", start)
+    elif step == "load from a tier":
+        if manager.do("prepare_load", request.model.hashes[start:stop]):
+            calls.note_loaded(request.both[0], start, stop)
+            request.model.note_loaded(start, stop)
+    elif step == "store from a tier":
+        calls.note_own(request.both[0], start)
+        request.model.note_own(start)
     elif step == "extend":
-        request.do("extend", batch)
+        request.do("extend", batch, form=chance.choice((None, calling(manager, chance))))
     else:
-        request.finish(None)
+        request.finish(chance.choice(HINTS))
 
 
 STEPS = [
-    *("begin", "load", "load", "end loads", "end loads", "store", "store", "end stores"),
-    *("end stores", "look up", "extend", "finish", "store others", "end others", "reset"),
+    *("begin", "load", "load", "end loads", "end loads", "store", "store", "store"),
+    *(
+        "end stores",
+        "end stores",
+        "end stores",
+        "look up",
+        "extend",
+        "finish",
+        "finish",
+        "store others",
+        "end others",
+    ),
+    *("look up others", "load others", "end other loads", "release", "touch", "serve at once"),
+    *("load from a tier", "store from a tier", "reset"),
 ]
+HINTS = (None, None, Hints(), Hints(ends=True))
 ON_A_MANAGER = {
-    "store others": ("prepare_store", True),
-    "end others": ("complete_store", True),
-    "reset": ("reset_cache", False),
+    "look up others": "lookup",
+    "load others": "prepare_load",
+    "end other loads": "complete_load",
+    "store others": "prepare_store",
+    "end others": "complete_store",
+    "release": "release",
+    "touch": "touch",
+    "serve at once": "end",
+    "reset": "reset_cache",
 }
-"""By step, a method of the manager, and whether it takes a batch."""
+"""Methods of a manager, or of `calls`, by step."""
 
 
-@pytest.mark.parametrize("kind", DISTINCT_KINDS)
+@pytest.mark.parametrize(
+    "kind", [*DISTINCT_KINDS[1:], "user-rebuilt-policy", *(f"cpu-{name}" for name in MODELS)]
+)
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
-    for number in range(30):
+    for number in range(40):
         chance = random.Random(f"{seed} {number}")
-        manager = modelled(twin, kind, chance.randrange(1, 12), True)
+        manager = modelled(twin, kind, chance.choice((1, 2, 4, 8, 12, 20)), True)
         requests: list[Modelled] = []
-        for _ in range(150):
+        for _ in range(250):
             take_a_step(manager, requests, chance)
             agree(manager.both[0], manager.model)
-        check_invariants(manager.both[0])
+            check_invariants(manager.both[0])
+
+
+@pytest.mark.parametrize("kind", DISTINCT_KINDS)
+def test_loads_of_parts_that_overlap_end_over_resets_as_in_the_model(
+    twin: ModuleType, kind: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(20):
+        manager = modelled(twin, kind, 8, False)
+        requests = [manager.begin(KEYS[:7], None) for _ in range(2)]
+        for number in range(60):
+            if number == 0 or chance.random() < 0.1:
+                manager.do("reset_cache")
+                manager.do("prepare_store", KEYS[:7])
+                manager.do("complete_store", KEYS[: chance.choice((6, 7, 7))])
+            start, stop = sorted(chance.randrange(8) for _ in range(2))
+            method = chance.choice(("prepare_load", "complete_load", "complete_load"))
+            chance.choice(requests).do(method, start, stop)
+            agree(manager.both[0], manager.model)
 
 
 def test_a_block_that_raises_finishes_the_request(build: Build) -> None:
@@ -312,23 +284,6 @@ def test_the_caller_s_list_is_copied(build: Build) -> None:
     assert request.lookup() == 2
 
 
-def test_a_request_of_no_blocks(build: Build) -> None:
-    manager = build(4)
-    request = manager.begin([])
-    request.extend([])
-    assert request
-    assert len(request) == request.lookup() == 0
-    assert slots(request.prepare_load(0, 0)) == []
-    assert request.prepare_store().block_hashes_to_store == []
-    request.complete_load(0, 0)
-    request.complete_store()
-    request.extend([A])
-    request.prepare_store()
-    request.complete_store()
-    assert len(manager) == 1
-    request.finish()
-
-
 def test_a_request_keeps_its_manager(build: Build) -> None:
     manager = build(4)
     store(manager, [A])
@@ -345,6 +300,8 @@ def test_a_request_keeps_its_manager(build: Build) -> None:
 
 def test_a_repr_tells_the_state(build: Build) -> None:
     request = build(4).begin([A, B])
+    assert isinstance(request, Request)
+    assert bool(build(4).begin([]))  # it is more than its blocks
     assert repr(request) == "<Request of 2 blocks, open>"
     request.finish()
     assert repr(request) == "<Request of 2 blocks, finished>"
@@ -482,43 +439,6 @@ def test_a_user_s_policy_hears_of_requests(twin: ModuleType) -> None:
     request = manager.begin([D, E, F, G])
     assert request.prepare_store() is None
     assert policy.heard == [("begun", "DEFG", None), ("missed", "DEFG")]
-
-
-@pytest.mark.parametrize("hook", ["begun", "missed", "inserted", "finished", "release"])
-def test_a_hook_that_raises_leaves_nothing_behind(twin: ModuleType, hook: str) -> None:
-    class Faulty(Hearing):
-        armed = False
-
-    def fault(self: Faulty, *arguments: Any) -> None:
-        if self.armed:
-            raise ZeroDivisionError(hook)
-        getattr(Hearing, hook)(self, *arguments)
-
-    setattr(Faulty, hook, fault)
-    policy = Faulty(3)
-    manager = twin.CPUOffloadingManager(16, 3, policy)
-    store(manager, [A])
-    policy.armed = True
-    before = [manager.stats()]
-
-    def serve() -> None:
-        with manager.begin([A, B]) as request:
-            request.prepare_store()
-            request.complete_store()
-            before.append(manager.stats())
-            request.finish(hints=Hints(ends=True))
-
-    with pytest.raises(ZeroDivisionError):
-        serve()
-    assert manager.stats() == before[-1]
-    policy.armed = False
-    assert manager.lookup([A]) == 1
-    request = manager.begin([A, B])
-    request.prepare_store()
-    request.finish()
-    request.complete_store()
-    assert manager.lookup([A, B]) == 2
-    check_invariants(manager)
 
 
 @pytest.mark.parametrize(

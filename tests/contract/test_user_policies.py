@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,19 +16,7 @@ from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
-from tests.parts import KeepingListPolicy, ListPolicy
-
-
-class NoClear(ListPolicy):
-    """A policy without `clear`, which counts how often it was built."""
-
-    built: list[int] = []
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self.built.append(cache_capacity)
-
-    clear = CachePolicy.clear
+from tests.parts import ListPolicy, RebuiltListPolicy
 
 
 class Admitting(ListPolicy):
@@ -53,22 +43,10 @@ def test_a_class_is_called_by_keyword(twin: ModuleType) -> None:
     assert twin.CPUOffloadingManager(16, 3, OnlyByKeyword).policy.cache_capacity == 3
 
 
-def test_a_class_without_clear_is_built_anew_on_reset(twin: ModuleType) -> None:
-    NoClear.built.clear()
-    manager = twin.CPUOffloadingManager(16, 3, NoClear)
-    first = manager.policy
-    store(manager, [A, B])
-    manager.reset_cache()
-    assert NoClear.built == [3, 3]
-    assert manager.policy is not first
-    assert (len(manager), A in manager, manager.stats()["free"]) == (0, False, 3)
-    assert slots(store(manager, [C]).store_spec) == [0]
-
-
 @pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions")
 def test_a_watch_sees_the_policy_that_a_reset_builds(twin: ModuleType) -> None:
     watch = Watch()
-    manager = twin.CPUOffloadingManager(16, 3, NoClear, watch=watch)
+    manager = twin.CPUOffloadingManager(16, 3, RebuiltListPolicy, watch=watch)
     store(manager, [A])
     before = watch.explain([A])[0].state
     manager.reset_cache()
@@ -98,24 +76,12 @@ def test_an_instance_must_be_empty(twin: ModuleType) -> None:
 
 
 def test_a_reset_of_an_instance_without_clear_changes_nothing(twin: ModuleType) -> None:
-    manager = twin.CPUOffloadingManager(16, 3, NoClear(3))
+    manager = twin.CPUOffloadingManager(16, 3, RebuiltListPolicy(3))
     store(manager, [A, B])
     before = observe(manager)
     with pytest.raises(NotImplementedError):
         manager.reset_cache()
     assert observe(manager) == before
-
-
-@pytest.mark.parametrize("policy_class", [ListPolicy, KeepingListPolicy])
-def test_the_manager_works_on_the_status_that_get_returns(
-    twin: ModuleType, policy_class: type[ListPolicy]
-) -> None:
-    policy = policy_class(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A, B])
-    manager.prepare_load([A])
-    assert [status.ref_cnt for _, status in policy.order] == [1, 0]
-    assert names(store(manager, [C]).block_hashes_evicted) == "B"
 
 
 def test_a_built_in_policy_can_be_extended(twin: ModuleType) -> None:
@@ -195,69 +161,101 @@ def test_a_policy_that_admits_some_evicts_for_them_alone(twin: ModuleType) -> No
     assert manager.stats()["not_admitted"] == 1
 
 
-class Wrong(ListPolicy):
-    """A policy whose `evict` answers whatever `answer` makes of the right answer."""
-
-    answer: Callable[[Wrong, Any], Any] = staticmethod(lambda policy, victims: victims)
-
-    def evict(self, n: int, protected: Any) -> Any:
-        return type(self).answer(self, super().evict(n, protected))
+class UserFailedError(Exception):
+    """An exception of a user's own code."""
 
 
-def swap_for(block: BlockHash) -> Callable[[Wrong, Any], Any]:
-    def answer(policy: Wrong, victims: Any) -> Any:
-        wrong = (block, policy.get(block))
+def fail(policy: ListPolicy, *_: Any) -> Any:
+    raise UserFailedError
+
+
+def drop_and_fail(policy: ListPolicy, *_: Any) -> Any:
+    """A block that the manager holds and the policy does not know could never be evicted."""
+    del policy.order[:2]
+    raise UserFailedError
+
+
+def insert_and_fail(policy: ListPolicy, *arguments: Any) -> Any:
+    ListPolicy.insert(policy, *arguments)
+    raise UserFailedError
+
+
+def evict_and_interrupt(policy: ListPolicy, *arguments: Any) -> Any:
+    ListPolicy.evict(policy, *arguments)
+    raise KeyboardInterrupt
+
+
+def evict_and_refuse(policy: ListPolicy, *arguments: Any) -> Any:
+    ListPolicy.evict(policy, *arguments)
+
+
+def evict_and_drop(policy: ListPolicy, *arguments: Any) -> Any:
+    victims = ListPolicy.evict(policy, *arguments)
+    del policy.order[:1]
+    return victims
+
+
+def evict_and_keep(policy: ListPolicy, *arguments: Any) -> Any:
+    order = policy.order
+    victims = ListPolicy.evict(policy, *arguments)
+    policy.order = order
+    return victims
+
+
+def evict_what_must_stay(policy: ListPolicy, n: int, protected: Any) -> Any:
+    """Give a block that is in use or protected, if there is one, for the last victim."""
+    victims = ListPolicy.evict(policy, n, protected) or []
+    stays = [pair for pair in policy.order if pair[1].ref_cnt or pair[0] in protected]
+    for block, _ in stays[-1:]:
         policy.remove(block)
-        return [*victims[:-1], wrong]
-
-    return answer
+    return [*victims[:-1], *stays[-1:]]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(
-            lambda _, victims: [*victims[:-1], (b"never stored", victims[-1][1])],
-            id="a block that is not resident",
-        ),
-        pytest.param(
-            lambda _, victims: [*victims[:-1], ([], victims[-1][1])], id="something that is no hash"
-        ),
-        pytest.param(lambda _, victims: victims[:-1], id="too few"),
-        pytest.param(lambda policy, victims: [*victims, policy.order.pop(0)], id="too many"),
-        pytest.param(swap_for(A), id="protected"),
-        pytest.param(swap_for(B), id="pinned"),
-        pytest.param(swap_for(C), id="pending"),
-        pytest.param(lambda _, victims: [victims[0]] * len(victims), id="one victim twice"),
-    ],
-)
-def test_a_policy_that_evicts_wrongly(
-    twin: ModuleType, answer: Callable[[Wrong, Any], Any]
-) -> None:
-    class Faulty(Wrong):
-        pass
+def answering(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return an `evict` whose right answer is changed."""
+    return lambda policy, *arguments: change(ListPolicy.evict(policy, *arguments))
 
-    manager = twin.CPUOffloadingManager(16, 6, Faulty, enable_events=True)
-    store(manager, [A, B])
-    manager.prepare_store([C])
-    store(manager, [D, E, F])
-    manager.prepare_load([B])
-    list(manager.take_events())
-    Faulty.answer = staticmethod(answer)
-    new = [b"first new", b"second new"]
-    before = manager.stats()
-    with pytest.raises(PolicyError) as caught:
-        manager.prepare_store([A, *new])
-    assert isinstance(caught.value, RuntimeError)
-    after = manager.stats()
-    assert after["stored_blocks"] == before["stored_blocks"]
-    assert after["pending"] <= 1
-    assert not any(block in manager for block in new)
-    assert all(block in manager for block in (A, B, C))
-    check_invariants(manager)
-    manager.complete_load([B])
-    manager.complete_store([C])
-    assert manager.lookup([A, B, C]) == 3
+
+def lose(policy: Any, block: BlockHash) -> Any:
+    """Deny a new block once."""
+    found = ListPolicy.get(policy, block)
+    policy.armed = block not in NEW or found is None
+    return found if policy.armed else None
+
+
+OLD = [A, B, C, D, E, F]
+NEW = [b"first new", b"second new"]
+ANSWERS = [5, (1,), (1, 2, 3), ("1", []), (1, 5), (1, [A]), (9, []), (-1, []), (1, [(A, None)])]
+EXACTLY = "must (drop|evict) exactly .* got"
+CALLED = ("touch", "evict", "remove", "clear", "begun", "missed", "finished", "release")
+FAULTS: list[tuple[str, Callable[..., Any], type[BaseException], str]] = [
+    *((method, fail, UserFailedError, "") for method in ("insert", *CALLED)),
+    *((method, drop_and_fail, UserFailedError, "") for method in CALLED),
+    ("insert", insert_and_fail, UserFailedError, ""),
+    ("inserted", fail, UserFailedError, ""),
+    ("get", lose, PolicyError, "Faulty.get must return the status"),
+    ("evict", evict_and_interrupt, KeyboardInterrupt, "^$"),
+    ("evict", evict_and_refuse, PolicyError, EXACTLY),
+    ("evict", evict_and_drop, PolicyError, EXACTLY),
+    ("evict", evict_and_keep, PolicyError, EXACTLY),
+    ("evict", evict_what_must_stay, PolicyError, "must"),
+    ("evict", answering(lambda victims: victims and victims[:-1]), PolicyError, EXACTLY),
+    ("evict", answering(lambda victims: victims and victims[:1] * 9), PolicyError, "not resident"),
+    (
+        "evict",
+        answering(lambda victims: victims and [*victims[:-1], (b"x", victims[-1][1])]),
+        PolicyError,
+        "not resident: ",
+    ),
+    (
+        "evict",
+        answering(lambda victims: victims and [*victims[:-1], ([], victims[-1][1])]),
+        PolicyError,
+        "not resident: ",
+    ),
+    *(("make_room", lambda *_, answer=each: answer, PolicyError, "Faulty") for each in ANSWERS),
+]
+"""Methods, what they do instead, and the error that it makes."""
 
 
 def faulty(**faults: Callable[..., Any]) -> Any:
@@ -274,32 +272,80 @@ def faulty(**faults: Callable[..., Any]) -> Any:
     return type("Faulty", (ListPolicy,), {"armed": False, **members})
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [5, (1,), (1, 2, 3), ("1", []), (1, 5), (1, [A]), (2, []), (-1, []), (1, [(A, None)])],
-    ids=repr,
-)
-def test_a_policy_that_answers_nonsense(twin: ModuleType, answer: Any) -> None:
-    policy = faulty(make_room=lambda *_: answer)(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A])
-    policy.armed = True
-    with pytest.raises(PolicyError, match="Faulty"):
-        manager.prepare_store([C])
-    assert C not in manager
-    policy.armed = False
-    assert manager.stats()["resident"] + manager.stats()["free"] == 2
+def states(manager: Any) -> dict[bytes, int]:
+    """Return the ``ref_cnt`` of each resident block."""
+    known = [block for block in (*OLD, *NEW) if block in manager]
+    return {block: manager.policy.get(block).ref_cnt for block in known}
 
 
-def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
-    policy = faulty(get=lambda policy, block: None if block == B else ListPolicy.get(policy, block))
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A])
+def call(manager: Any, method: str, blocks: list[bytes], batch: list[bytes]) -> None:
+    """Make a call of a manager in which it calls a method of its policy."""
+    if method == "touch":
+        manager.touch(batch)
+    elif method == "remove":
+        manager.complete_store(blocks, success=False)
+    elif method == "clear":
+        manager.reset_cache()
+    elif method == "release":
+        manager.release(blocks)
+    elif method in ("begun", "finished"):
+        manager.begin(batch).finish()
+    else:
+        manager.prepare_store(batch)
+
+
+def meet(manager: Any, chance: random.Random, method: str) -> BaseException | None:
+    """Let a call meet a fault, in any state, and check what it leaves; return its error."""
+    blocks = chance.sample(OLD, chance.choice((4, 5, 6, 6)))
+    manager.prepare_store(blocks)
+    manager.complete_store(blocks[1:])  # the first stays pending
+    pinned = blocks[1 : chance.choice((1, 2, 3))]
+    manager.prepare_load(pinned)
+    list(manager.take_events())
+    before, held = manager.stats(), states(manager)
+    batch = [*chance.sample(blocks, chance.randrange(3)), *NEW[: chance.choice((1, 2))]]
     manager.policy.armed = True
-    with pytest.raises(PolicyError, match=r"Faulty.get must return the status"):
-        manager.prepare_store([B])
-    assert manager.stats()["free"] == 1
-    assert A in manager
+    caught: BaseException | None = None
+    try:
+        call(manager, method, blocks, batch)
+    except (UserFailedError, PolicyError, KeyboardInterrupt) as raised:
+        caught = raised
+    manager.policy.armed = False
+    if caught is None:  # it was not met, or refused the store
+        assert states(manager).keys() >= {block for block in held if held[block] or block in batch}
+        return None
+    left = [block for block in held if block not in manager]
+    assert all(held[block] == 0 and block not in batch for block in left)
+    assert states(manager) == {block: held[block] for block in held if block not in left}
+    events = [(set(event.block_hashes), event.removed) for event in manager.take_events()]
+    assert events == [(set(left), True) for _ in left[:1]]
+    assert manager.stats() == before | {
+        "evicted_blocks": len(left),
+        "resident": before["resident"] - len(left),
+        "free": before["free"] + len(left),
+    }
+    check_invariants(manager)
+    manager.complete_load(pinned)
+    manager.complete_store(blocks)
+    output = store(manager, [bytes([1 + number]) for number in range(6)])
+    assert set(output.block_hashes_evicted) == set(blocks) - set(left)
+    check_invariants(manager)
+    return caught
+
+
+@pytest.mark.parametrize(("method", "fault", "error", "message"), FAULTS)
+def test_a_fault_of_a_policy_costs_no_slot_and_no_block_but_victims(
+    twin: ModuleType, method: str, fault: Any, error: type[BaseException], message: str
+) -> None:
+    caught = []
+    for number in range(30):
+        policy = faulty(**{method: fault})(6)
+        manager = twin.CPUOffloadingManager(16, 6, policy, enable_events=True)
+        caught.append(meet(manager, random.Random(number), method))
+    met = [each for each in caught if each is not None]
+    assert len(met) > 5
+    assert {type(each) for each in met} == {error}
+    assert all(re.search(message, str(each)) for each in met)
 
 
 def test_an_instance_that_cannot_count_its_blocks(twin: ModuleType) -> None:
@@ -309,142 +355,6 @@ def test_an_instance_that_cannot_count_its_blocks(twin: ModuleType) -> None:
     manager = twin.CPUOffloadingManager(16, 2, Uncounted(2))
     store(manager, [A])
     assert len(manager) == 1
-
-
-class UserFailedError(Exception):
-    """An exception of a user's own code."""
-
-
-def fail(policy: ListPolicy, *_: Any) -> Any:
-    raise UserFailedError
-
-
-def drop_and_fail(policy: ListPolicy, *_: Any) -> Any:
-    """A block that the manager holds and the policy does not know could never be evicted."""
-    del policy.order[:2]
-    raise UserFailedError
-
-
-@pytest.mark.parametrize("fault", [fail, drop_and_fail])
-@pytest.mark.parametrize(
-    ("method", "call"),
-    [
-        ("touch", lambda manager: manager.touch([A])),
-        ("evict", lambda manager: manager.prepare_store([E])),
-        ("remove", lambda manager: manager.complete_store([D], success=False)),
-        ("clear", lambda manager: manager.reset_cache()),
-    ],
-)
-def test_what_a_users_policy_raises_passes_through_and_changes_nothing(
-    twin: ModuleType, method: str, call: Callable[[Any], Any], fault: Callable[..., Any]
-) -> None:
-    policy = faulty(**{method: fault})(4)
-    manager = twin.CPUOffloadingManager(16, 4, policy, enable_events=True)
-    store(manager, [A, B, C])
-    manager.prepare_store([D])
-    list(manager.take_events())
-    before, order = manager.stats(), list(policy.order)
-    policy.armed = True
-    with pytest.raises(UserFailedError):
-        call(manager)
-    policy.armed = False
-    check_invariants(manager)
-    assert (manager.stats(), list(manager.take_events())) == (before, [])
-    assert policy.order == order or fault is drop_and_fail
-    manager.complete_store([D])
-    assert sorted(names(store(manager, [E, F, b"g", b"h"]).block_hashes_evicted)) == [*"ABCD"]
-
-
-def evict_and_interrupt(policy: ListPolicy, *arguments: Any) -> Any:
-    ListPolicy.evict(policy, *arguments)
-    raise KeyboardInterrupt
-
-
-def evict_and_refuse(policy: ListPolicy, *arguments: Any) -> Any:
-    ListPolicy.evict(policy, *arguments)
-
-
-def drop_and_answer_nonsense(policy: ListPolicy, *_: Any) -> Any:
-    return policy.order.pop() and "nonsense"
-
-
-@pytest.mark.parametrize(
-    ("method", "fault", "error", "message"),
-    [
-        ("evict", evict_and_interrupt, KeyboardInterrupt, "^$"),
-        (
-            "evict",
-            evict_and_refuse,
-            PolicyError,
-            "must drop exactly its 0 victims, got 1 blocks$",
-        ),
-        ("make_room", drop_and_answer_nonsense, PolicyError, "Faulty"),
-    ],
-)
-def test_a_policy_that_has_dropped_blocks_gets_them_back(
-    twin: ModuleType, method: str, fault: Any, error: type[BaseException], message: str
-) -> None:
-    policy = faulty(**{method: fault})(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A, B])
-    policy.armed = True
-    with pytest.raises(error, match=message):
-        manager.prepare_store([C])
-    assert manager.lookup([A, B]) == 2
-    assert manager.stats()["refused_stores"] == 0
-    check_invariants(manager)
-
-
-def evict_and_drop(policy: ListPolicy, *arguments: Any) -> Any:
-    victims = ListPolicy.evict(policy, *arguments)
-    del policy.order[0]
-    return victims
-
-
-def evict_and_keep(policy: ListPolicy, *arguments: Any) -> Any:
-    order = policy.order
-    victims = ListPolicy.evict(policy, *arguments)
-    policy.order = order
-    return victims
-
-
-@pytest.mark.parametrize(("fault", "dropped"), [(evict_and_drop, 2), (evict_and_keep, 0)])
-def test_a_policy_that_drops_other_blocks_than_its_victims(
-    twin: ModuleType, fault: Any, dropped: int
-) -> None:
-    policy = faulty(evict=fault)(3)
-    manager = twin.CPUOffloadingManager(16, 3, policy, enable_events=True)
-    store(manager, [A, B, C])
-    list(manager.take_events())
-    policy.armed = True
-    with pytest.raises(PolicyError, match=f"exactly its 1 victims, got {dropped} blocks$"):
-        manager.prepare_store([D])
-    assert [(names(e.block_hashes), e.removed) for e in manager.take_events()] == [("A", True)]
-    check_invariants(manager)
-    policy.armed = False
-    assert sorted(names(store(manager, [A, D, E]).block_hashes_evicted)) == [*"BC"]
-    check_invariants(manager)
-
-
-def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
-    def fail_at_d(policy: ListPolicy, block: BlockHash, status: BlockStatus) -> None:
-        fail(policy) if block == D else ListPolicy.insert(policy, block, status)
-
-    policy = faulty(insert=fail_at_d)(3)
-    manager = twin.CPUOffloadingManager(16, 3, policy, enable_events=True)
-    store(manager, [A, B])
-    list(manager.take_events())
-    policy.armed = True
-    with pytest.raises(UserFailedError):
-        manager.prepare_store([C, D])
-    assert (C in manager, D in manager) == (False, False)
-    assert A not in manager
-    assert (len(manager), manager.stats()["free"]) == (1, 2)
-    assert [(names(e.block_hashes), e.removed) for e in manager.take_events()] == [("A", True)]
-    assert manager.stats()["evicted_blocks"] == 1
-    policy.armed = False
-    assert len(store(manager, [C, D]).block_hashes_to_store) == 2
-    check_invariants(manager)
 
 
 def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> None:
@@ -461,22 +371,6 @@ def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> Non
         manager.prepare_store([C])
     assert names(store(manager, [C]).block_hashes_evicted) == "A"
     check_invariants(manager)
-
-
-def test_an_insert_that_fails_leaves_nothing_in_the_policy(twin: ModuleType) -> None:
-    def insert_and_fail(policy: ListPolicy, *arguments: Any) -> None:
-        ListPolicy.insert(policy, *arguments)
-        fail(policy)
-
-    policy = faulty(insert=insert_and_fail)(2)
-    manager = twin.CPUOffloadingManager(16, 2, policy)
-    store(manager, [A])
-    policy.armed = True
-    with pytest.raises(UserFailedError):
-        manager.prepare_store([B])
-    policy.armed = False
-    assert [names([block]) for block, _ in policy.order] == ["A"]
-    assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
-from typing import Any
 
 import pytest
 
@@ -43,48 +41,4 @@ def test_a_policy_that_grows_far_beyond_its_capacity(twins: Twins, seed: int, na
     pair.agree()
     same_values(held)
     pair.do("clear")
-    pair.agree()
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_a_large_manager_with_a_long_run_of_pinned_blocks(
-    twins: Twins, seed: int, name: str
-) -> None:
-    generator = random.Random(seed)
-    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 12_000, name))
-    numbers = iter(range(10**9))
-
-    def request(size: int) -> list[bytes]:
-        return mixed_keys(islice(numbers, size))
-
-    def store(batch: list[bytes]) -> Any:
-        pair.do("touch", batch)
-        output = pair.do("prepare_store", batch)[1]
-        pair.do("touch", batch)
-        if output is not None:
-            pair.do("complete_store", output[0])
-        return output
-
-    requests = [request(1000) for _ in range(12)]
-    for batch in requests:
-        store(batch)
-    pinned = [batch for batch in requests[:5] if pair.do("lookup", batch)[1] == len(batch)]
-    for batch in pinned:
-        pair.do("prepare_load", batch)
-    for _ in range(6):
-        store(request(generator.randrange(1, 1500)))
-        again = generator.choice(requests)
-        pair.do("lookup", again)
-        pair.do("touch", again[: generator.randrange(1000)])
-    output = store(request(11_999))
-    # Refused, or, by a policy that decides on admission, stored in part.
-    assert output is None or len(output[0]) < 11_999 or not pinned
-    pair.agree()
-    for batch in pinned:
-        pair.do("complete_load", batch)
-    for _ in range(4):
-        store(request(3000))
-    pair.agree()
-    pair.do("reset_cache")
-    store(requests[0])
     pair.agree()

@@ -1,4 +1,7 @@
-"""The same mistake makes the same error with the same text in both twins."""
+"""The same mistake makes the same error with the same text in both twins.
+
+Those whose whole text is compared on each twin are in ``tests/contract``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.blocks import A, B, block_hash, store
 from tests.contract.test_policies import MISTAKES as OF_POLICIES
 from tests.contract.test_policies import filled
 from tests.differential.pairs import Twins
-from tests.parts import ListBackend, ListPolicy
+from tests.parts import ListBackend
 
 pytestmark = pytest.mark.fast
 
@@ -51,57 +54,6 @@ def on_policy(name: str, method: str, *arguments: Any) -> Mistake:
     return lambda twin: getattr(filled(twin.policy_class(name)), method)(*arguments)
 
 
-def non_empty(twin: ModuleType) -> Any:
-    policy = twin.LRUCachePolicy(2)
-    policy.insert(A, BlockStatus(0))
-    return twin.CPUOffloadingManager(16, 2, policy)
-
-
-def wrong_victim(twin: ModuleType) -> Any:
-    class Faulty(ListPolicy):
-        def evict(self, n: int, protected: Any) -> Any:
-            return super().evict(n + 1, protected)
-
-    manager = twin.CPUOffloadingManager(16, 2, Faulty)
-    store(manager, [A, B])
-    return manager.prepare_store([block_hash(5)])
-
-
-def short_allocation(twin: ModuleType) -> Any:
-    class Broken(ListBackend):
-        def allocate_blocks(self, hashes: list[Any]) -> Any:
-            return []
-
-    return twin.LRUOffloadingManager(Broken(16, 2)).prepare_store([A])
-
-
-def uninitialised(name: str, method: str) -> Mistake:
-    def call(twin: ModuleType) -> Any:
-        cls = getattr(twin, name)
-        return getattr(cls.__new__(cls), method)([A])
-
-    return call
-
-
-def on_an_owned_policy(name: str, method: str, *arguments: Any) -> Mistake:
-    def call(twin: ModuleType) -> Any:
-        manager = twin.CPUOffloadingManager(16, 4, name)
-        store(manager, [A, B])
-        return getattr(manager.policy, method)(*arguments)
-
-    return call
-
-
-def second_manager(name: str) -> Mistake:
-    def call(twin: ModuleType) -> Any:
-        policy = twin.policy_class(name)(4)
-        first = twin.CPUOffloadingManager(16, 4, policy)
-        store(first, [A])
-        return twin.CPUOffloadingManager(16, 4, policy)
-
-    return call
-
-
 def on_pool(method: str, argument: Any) -> Mistake:
     def call(twin: ModuleType) -> Any:
         pool = twin.CPUBackend(16, 3)
@@ -109,18 +61,6 @@ def on_pool(method: str, argument: Any) -> Mistake:
         return getattr(pool, method)(argument)
 
     return call
-
-
-def free_from_outside(twin: ModuleType) -> Any:
-    backend = twin.CPUBackend(16, 4)
-    store(twin.LRUOffloadingManager(backend), [A])
-    return backend.free(BlockStatus(0))
-
-
-def backend_again(twin: ModuleType) -> Any:
-    backend = twin.CPUBackend(16, 4)
-    backend.allocate_blocks([A])
-    return backend.__init__(16, 4)
 
 
 MISTAKES: dict[str, Mistake] = {
@@ -141,26 +81,6 @@ MISTAKES: dict[str, Mistake] = {
         for key in (b"\0", block_hash(9), block_hash(9, 33), block_hash(9, 5000))
     },
     **{
-        f"{name} {method} of a manager's policy": on_an_owned_policy(name, method, *arguments)
-        for name in registry.names()
-        for method, arguments in (
-            ("insert", (block_hash(3), BlockStatus(1))),
-            ("insert", (A, BlockStatus(1))),
-            ("remove", (A,)),
-            ("remove", (block_hash(3),)),
-            ("touch", ([A],)),
-            ("evict", (0, ())),
-            ("evict", (9, ())),
-            ("evict", (-1, ())),
-            ("make_room", ([block_hash(3)], 4, ())),
-            ("make_room", ([block_hash(3)], -4, ())),
-            ("clear", ()),
-            ("__init__", (4,)),
-            ("__init__", (-4,)),
-        )
-    },
-    **{f"a second manager over {name}": second_manager(name) for name in registry.names()},
-    **{
         f"pool {method} {argument!r:.40}": on_pool(method, argument)
         for method, arguments in (
             ("free", [None, 5, b"x", *map(BlockStatus, (-2, -1, 0, 2, 3, 9, 2**40))]),
@@ -168,8 +88,6 @@ MISTAKES: dict[str, Mistake] = {
         )
         for argument in arguments
     },
-    "a slot of a manager freed from outside": free_from_outside,
-    "a backend in use initialised again": backend_again,
     **{
         f"{call} {value!r}": over_backend("ARCOffloadingManager", call, *given)
         for call, *given in (
@@ -191,19 +109,6 @@ MISTAKES: dict[str, Mistake] = {
     },
     "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
     "an unknown attribute": lambda twin: twin.CPUOffloadingManager(16, 2).nonesuch,
-    "a policy that is not empty": non_empty,
-    "a victim too many": wrong_victim,
-    "a short allocation": short_allocation,
-    **{
-        f"{name} {method} before init": uninitialised(name, method)
-        for name in ("CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager")
-        for method in ("lookup", "touch", "prepare_load", "prepare_store", "complete_store")
-    },
-    **{
-        f"{name} {method} before init": uninitialised(name, method)
-        for name in ("LRUCachePolicy", "ARCCachePolicy", "CPUBackend")
-        for method in ("touch", "get", "remove", "allocate_blocks", "free")
-    },
     **{
         f"{name} {option.name} out of bounds": (
             lambda twin, n=name, o=option: twin.policy_class(n)(-1, **{o.name: o.maximum + 1})

@@ -41,22 +41,33 @@ STEPS = {
 OF_REQUESTS = ("load", "use_a_part", "store", "finish", "extend")
 """Those that take an open request."""
 
-HINTS = (
-    *3 * (None,),
-    *3 * (Hints(ends=True),),
-    Hints(expect_s=2.0),
-    Hints(ends=True, expect_s=9.0, source="b"),
-)
+SOURCES = 20
+"""More than are told apart."""
+
+EXTREMES = (1e-9, 1e12, 1e300)
+"""Seconds that are cut to what is counted."""
+
+
+def drawn_hints(draw: random.Random) -> Hints | None:
+    """Return what a client says, if it says anything; some times are odd."""
+    if draw.random() < 0.4:
+        return None
+    seconds = draw.choice((2.0, 30.0, 600.0)) * draw.lognormvariate(0.0, 0.5)
+    return Hints(
+        ends=draw.random() < 0.3,
+        expect_s=draw.choice((None, *[seconds] * 20, *EXTREMES)),
+        source=str(int(draw.expovariate(0.3)) % SOURCES),
+    )
 
 
 def specification(name: str, draw: random.Random) -> str:
     """Return a policy string with options drawn at random, where there are any."""
-    shares = [
-        f"{option.name}={draw.choice([0.0, 0.1, 0.3, 0.5, 1.0])}"
-        for option in registry.parse(name).entry.options
-        if isinstance(option.default, float) and (option.minimum, option.maximum) == (0, 1)
-    ]
-    return f"{name}?{'&'.join(shares)}" if shares else name
+    drawn = []
+    for option in registry.entry(name).options:
+        shares = (0.1, 0.3) if isinstance(option.default, float) else ()
+        value = draw.choice((option.default, option.minimum, option.maximum, *shares))
+        drawn.append(f"{option.name}={value}")
+    return f"{name}?{'&'.join(drawn)}" if drawn else name
 
 
 class Traffic:
@@ -78,12 +89,15 @@ class Traffic:
     stores_itself : bool
         Whether some touches are of what a request has stored itself, which only a built-in policy
         hears.
-    hints : tuple of Hints or None
-        What clients say.
+    has_hints : bool
+        Whether clients say something.
+    steps : dict
+        How often each method is called.
     """
 
     stores_itself = False
-    hints = HINTS
+    has_hints = True
+    steps = STEPS
 
     def __init__(
         self,
@@ -104,10 +118,18 @@ class Traffic:
         self.stores: list[OpenPair] = []
 
     @classmethod
-    def of(cls, twins: Twins, name: str, seed: object, capacity: int | None = None) -> Traffic:
+    def of(
+        cls,
+        twins: Twins,
+        name: str,
+        seed: object,
+        capacity: int | None = None,
+        policy: str | None = None,
+    ) -> Traffic:
         """Return traffic on a built-in policy, some of it above a tier."""
         draw = random.Random(f"{name} {seed}")
-        policy, has_events, declines = specification(name, draw), *draw.choices([0, 1], k=2)
+        has_events, declines = draw.choices([0, 1], k=2)
+        policy = policy or specification(name, draw)
 
         def build(twin: ModuleType, num_blocks: int) -> Any:
             manager = twin.CPUOffloadingManager(16, num_blocks, policy, bool(has_events))
@@ -139,8 +161,10 @@ class Traffic:
 
     def step(self) -> None:
         """Do one call, or a few that belong together."""
-        self.now += self.draw.random()
-        steps = STEPS | {"end_a_load": self.loads_end}
+        # A clock may jump, and go back.
+        jumps = self.draw.random() < 0.02
+        self.now += self.draw.choice((-50.0, 5000.0)) if jumps else self.draw.random()
+        steps = self.steps | {"end_a_load": self.loads_end}
         (name,) = self.draw.choices(list(steps), list(steps.values()))
         if name not in OF_REQUESTS:
             getattr(self, name)()
@@ -148,8 +172,8 @@ class Traffic:
             getattr(self, name)(self.any_of(self.requests))
 
     def begin(self) -> None:
-        hints = self.draw.choice(self.hints)
-        self.requests.append(OpenPair(self.pair, self.prompt(), hints, self.now))
+        said = drawn_hints(self.draw) if self.has_hints else None
+        self.requests.append(OpenPair(self.pair, self.prompt(), said, self.now))
 
     def load(self, request: OpenPair) -> None:
         """Pin the blocks that are found, often only the last of them."""
@@ -177,7 +201,7 @@ class Traffic:
 
     def finish(self, request: OpenPair) -> None:
         self.requests.remove(request)
-        request.finish(self.draw.choice(self.hints), self.now)
+        request.finish(drawn_hints(self.draw) if self.has_hints else None, self.now)
         if self.draw.random() < 0.3:
             self.use_a_part(request)  # mostly an error
 

@@ -1,18 +1,12 @@
-"""Workloads to replay: generated ones, and the first requests of real traces where they are."""
+"""Keys, and generated workloads to replay."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import random
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from itertools import islice
-from pathlib import Path
 
 Request = list[bytes]
-TRACES = ("mooncake_conversation", "lmcache_agents_64c", "weka_cc_a")
 
 
 def key(number: int, length: int = 32) -> bytes:
@@ -63,16 +57,3 @@ def loops(seed: int, requests: int, key_length: int = 32) -> Iterator[Request]:
 
 
 GENERATED = {"conversations": conversations, "scans": scans, "loops": loops}
-
-
-def trace_path(name: str) -> Path:
-    """Return where a shared trace lies, if it is there."""
-    folder = os.environ.get("KVOFFLOAD_TRACES") or os.devnull
-    return Path(folder) / f"{name}.jsonl.gz"
-
-
-def trace(name: str, requests: int) -> Iterator[Request]:
-    """Yield the first requests of a shared trace."""
-    with gzip.open(trace_path(name), "rt", encoding="utf-8") as lines:
-        for line in islice(lines, requests):
-            yield [key(number) for number in json.loads(line)["hash_ids"]]

@@ -15,7 +15,6 @@ from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import METHODS, block_hash, once
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
-from tests.differential.test_replays import options_at_their_bounds
 from tests.observation import attempt
 
 MAX_CALLS = 120
@@ -27,6 +26,17 @@ LENGTHS = (1, 4, 16, 32, 36, 37, 64, 300)
 KEYS: list[Any] = [block_hash(number, max(4, LENGTHS[number % 8])) for number in range(64)]
 KEYS += [b"", None, "text", bytearray(b"x")]
 """The blocks that the bytes of a batch name, modulo their number: few, so that they meet."""
+
+
+def options_at_their_bounds() -> list[str]:
+    """Return a policy string for each bound of each option."""
+    return [
+        f"{name}?{option.name}={bound}"
+        for name in registry.names()
+        for option in registry.entry(name).options
+        for bound in (option.minimum, option.maximum)
+    ]
+
 
 POLICIES = [*registry.names(), *options_at_their_bounds()]
 FORMS: tuple[Callable[[list[Any]], Any], ...] = (list, tuple, once, list)

@@ -19,13 +19,6 @@ def idle(block_id: int = 0) -> BlockStatus:
     return status
 
 
-def pinned(block_id: int = 0) -> BlockStatus:
-    """Return the status of a block that a load reads."""
-    status = BlockStatus(block_id)
-    status.ref_cnt = 1
-    return status
-
-
 def policy_of(
     twin: ModuleType, name: str, capacity: int, blocks: Iterable[bytes] = (), **options: Any
 ) -> Any:
@@ -34,12 +27,6 @@ def policy_of(
     for block_id, block in enumerate(blocks):
         policy.insert(block, idle(block_id))
     return policy
-
-
-def use(policy: Any, block: bytes, times: int) -> None:
-    """Touch a block as part of `times` requests that differ."""
-    for other in block_hashes(*range(100, 100 + times)):
-        policy.touch([block, other])
 
 
 def evict(policy: Any, n: int, *protected: bytes) -> str | None:

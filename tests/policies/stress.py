@@ -1,8 +1,8 @@
 """Seeded workloads that each favour another policy, and the ways to serve them.
 
 A request is a list of block numbers; the same prefix always has the same numbers.
-``python -m tests.policies.stress 4000 [--in-flight 6] [--pending 16] [--repeats 0.05]`` prints how
-hit density fares on each, with its guard and without.
+``python -m tests.policies.stress 4000 [--repeats 0.05]`` prints how hit density fares on each, with
+its guard and without.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -231,7 +230,6 @@ WORKLOADS = {
     "agents": agents,
     "mixture": mixture,
 }
-KINDS = {**WORKLOADS, "bare-loop": partial(loops, noise=0.0)}
 
 
 def repeated(requests: list[Request], share: float) -> list[Request]:
@@ -245,87 +243,54 @@ def repeated(requests: list[Request], share: float) -> list[Request]:
     return served[: len(requests)]
 
 
-# The kinds, and the number of requests, that the bound on the worst loss was set for.
-BOUNDED = tuple(WORKLOADS)[:11]
-BOUNDED_FROM = 4000
-WORST_LOSS = 0.013
-# When what is popular changes abruptly, a cache of fewer than 300 blocks learns too slowly.
-WORST_LOSS_OF_PHASES = 0.023
 CLASSICS = ("lru", "arc-classic")
 GUARDED = "hit-density"
 UNGUARDED = "hit-density?guard=0"
 
 
-def serve(manager: Any, requests: Iterable[Request]) -> int:
-    """Serve requests one after the other, by the protocol of a connector; return the hits."""
-    return serve_pending(manager, requests, 0)
+def serve(manager: Any, requests: Iterable[Request], *, loads: int = 0, stores: int = 0) -> int:
+    """Serve requests by the protocol of a connector; return the hits.
 
-
-def serve_pending(manager: Any, requests: Iterable[Request], pending: int) -> int:
-    """Serve requests of which each store is complete `pending` requests later; return the hits."""
+    The load of each ends so many requests later, and its store, which begins then, so many after.
+    """
     hits = 0
+    loading: deque[tuple[Any, int]] = deque()
     storing: deque[Any] = deque()
+
+    def end(loads: int, stores: int) -> None:
+        while len(loading) > loads:
+            request, found = loading.popleft()
+            request.complete_load(0, found)
+            request.prepare_store()
+            request.finish()
+            storing.append(request)
+        while len(storing) > stores:
+            storing.popleft().complete_store()
+
     for numbers in requests:
         request = manager.begin(block_hashes(*numbers))
         found = request.lookup()
         hits += found
-        if found:
-            request.prepare_load(0, found)
-            request.complete_load(0, found)
-        request.prepare_store()
-        request.finish()
-        storing.append(request)
-        if len(storing) > pending:
-            storing.popleft().complete_store()
+        request.prepare_load(0, found)
+        loading.append((request, found))
+        end(loads, stores)
+    end(0, 0)
     return hits
-
-
-def serve_interleaved(manager: Any, requests: Iterable[Request], in_flight: int) -> int:
-    """Serve requests that overlap: loads pin, stores are pending, for `in_flight` requests."""
-    hits = 0
-    started: deque[tuple[Any, int]] = deque()
-    storing: deque[Any] = deque()
-    for numbers in _with_end(requests, 2 * in_flight):
-        if numbers:
-            request = manager.begin(block_hashes(*numbers))
-            found = request.lookup()
-            hits += found
-            request.prepare_load(0, found)
-            started.append((request, found))
-        if len(started) > in_flight or not numbers:
-            if started:
-                request, found = started.popleft()
-                request.complete_load(0, found)
-                request.prepare_store()
-                request.finish()
-                storing.append(request)
-            if len(storing) > in_flight or (storing and not started):
-                storing.popleft().complete_store()
-    return hits
-
-
-def _with_end(requests: Iterable[Request], length: int) -> Iterator[Request]:
-    yield from requests
-    for _ in range(length + 2):
-        yield []
 
 
 def hit_ratios(
     requests: list[Request],
     capacity: int,
     *,
-    in_flight: int | None = None,
-    pending: int = 0,
+    loads: int = 0,
+    stores: int = 0,
     policies: Iterable[str] = (*CLASSICS, GUARDED),
 ) -> dict[str, float]:
     """Return the block hit ratio of each policy, caches empty at first."""
     ratios = {}
     for policy in policies:
         manager = CPUOffloadingManager(16, capacity, policy)
-        if in_flight is not None:
-            hits = serve_interleaved(manager, requests, in_flight)
-        else:
-            hits = serve_pending(manager, requests, pending)
+        hits = serve(manager, requests, loads=loads, stores=stores)
         check_invariants(manager)
         ratios[policy] = hits / sum(map(len, requests))
     return ratios
@@ -335,34 +300,16 @@ def losses(name: str, chosen: argparse.Namespace) -> list[tuple[float, float]]:
     """Return what each cell lies above the better classic: with the guard, and without."""
     cells = []
     for seed in range(1, chosen.seeds + 1):
-        requests = repeated(KINDS[name](seed, chosen.requests), chosen.repeats)
+        requests = repeated(WORKLOADS[name](seed, chosen.requests), chosen.repeats)
         unique = len({number for request in requests for number in request})
         for percent in (1, 2, 5, 10, 20, 40):
             if unique * percent < 1600:  # a cache of a request or two
                 continue
-            ratios = hit_ratios(
-                requests,
-                unique * percent // 100,
-                in_flight=chosen.in_flight,
-                pending=chosen.pending,
-                policies=(*CLASSICS, GUARDED, UNGUARDED),
-            )
-            if chosen.cells:
-                found = (f"{policy} {ratio:.4f}" for policy, ratio in ratios.items())
-                print(f"{name}, seed {seed}, {percent} %: {', '.join(found)}")
+            policies = (*CLASSICS, GUARDED, UNGUARDED)
+            ratios = hit_ratios(requests, unique * percent // 100, policies=policies)
             better = max(ratios[policy] for policy in CLASSICS)
             cells.append((ratios[GUARDED] - better, ratios[UNGUARDED] - better))
     return cells
-
-
-def line_of(name: str, cells: list[tuple[float, float]]) -> str:
-    """Return worst and mean over the cells, guarded and not."""
-    columns = list(zip(*cells, strict=True))
-    figures = (
-        f"{min(over):{width}.4f}{sum(over) / len(over):8.4f}"
-        for over, width in zip(columns, (14, 16), strict=True)
-    )
-    return f"{name:14}{len(cells):5}" + "".join(figures)
 
 
 @secrets_from(REPEATABLE)
@@ -370,30 +317,17 @@ def main() -> None:
     """Print what lies between hit density and the better of LRU and published ARC."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("requests", type=int, nargs="?", default=2000, help="of each workload")
-    parser.add_argument("--in-flight", type=int, help="requests that overlap")
-    parser.add_argument("--pending", type=int, default=0, help="requests whose stores overlap")
     parser.add_argument(
         "--repeats", type=float, default=0.0, help="share that comes twice in a row"
     )
-    parser.add_argument("--kind", choices=KINDS, help="of the workloads, this one alone")
-    parser.add_argument("--cells", action="store_true", help="print the hit ratios of each cell")
     parser.add_argument("--seeds", type=int, default=5, help="of each workload, from 1")
     chosen = parser.parse_args()
     print(f"{'':14}cells{'guard: worst':>14}{'mean':>8}{'guard=0: worst':>16}{'mean':>8}")
-    by_kind = {}
-    for name in [chosen.kind] if chosen.kind else WORKLOADS:
-        by_kind[name] = losses(name, chosen)
-        print(line_of(name, by_kind[name]), flush=True)
-    if chosen.kind:
-        return
-    bounded = [cell for name in BOUNDED for cell in by_kind[name]]
-    print(line_of(f"first {len(BOUNDED)} kinds", bounded))
-    print(line_of("all", [cell for cells in by_kind.values() for cell in cells]))
-    if chosen.requests >= BOUNDED_FROM and chosen.in_flight is None and not chosen.repeats:
-        bounds = dict.fromkeys(BOUNDED, WORST_LOSS) | {"phases": WORST_LOSS_OF_PHASES}
-        missed = [name for name in BOUNDED if -min(by_kind[name])[0] > bounds[name]]
-        verdict = f"MISSED by {', '.join(missed)}" if missed else "kept"
-        print(f"worst loss <= {WORST_LOSS}, of phases {WORST_LOSS_OF_PHASES}: {verdict}")
+    for name in WORKLOADS:
+        cells = losses(name, chosen)
+        columns = zip(*cells, strict=True)
+        figures = [f"{min(over):14.4f}{sum(over) / len(cells):8.4f}" for over in columns]
+        print(f"{name:14}{len(cells):5}{'  '.join(figures)}", flush=True)
 
 
 if __name__ == "__main__":

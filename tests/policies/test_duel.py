@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextvars
 import itertools
 import random
-from collections.abc import Callable
-from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from types import ModuleType
@@ -28,13 +26,7 @@ from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
 from tests.policies.steps import request
-from tests.policies.stress import (
-    WORKLOADS,
-    Request,
-    serve,
-    serve_interleaved,
-    serve_pending,
-)
+from tests.policies.stress import WORKLOADS, serve
 
 # A workload, its length and a capacity that end with the rule LRU.
 ENDS_WITH_LRU = ("chats", 600, 130)
@@ -161,24 +153,18 @@ def test_a_cache_of_no_blocks_needs_no_guard(twin: ModuleType) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "serve",
-    [
-        pytest.param(partial(serve_pending, pending=1), id="stores that overlap"),
-        pytest.param(partial(serve_pending, pending=5), id="stores that take long"),
-        pytest.param(partial(serve_interleaved, in_flight=4), id="requests that overlap"),
-    ],
-)
+@pytest.mark.parametrize(("loads", "stores"), [(0, 1), (0, 5), (4, 4)])
 @pytest.mark.parametrize("capacity", [1, 7, 127, 300, 5000])
 @pytest.mark.parametrize("name", ["phases", "mixture"])
 def test_the_twins_follow_the_same_rule(
-    twins: Twins, name: str, capacity: int, serve: Callable[[Any, list[Request]], int]
+    twins: Twins, name: str, capacity: int, loads: int, stores: int
 ) -> None:
     """And measure the same lag of stores."""
     requests = WORKLOADS[name](2, 360)
     pair = Pair(twins, lambda twin: manager_of(twin, capacity))
     for start in range(0, len(requests), 40):
-        hits = [serve(manager, requests[start : start + 40]) for manager in pair.both]
+        part = requests[start : start + 40]
+        hits = [serve(manager, part, loads=loads, stores=stores) for manager in pair.both]
         assert hits[0] == hits[1]
         pair.agree()
 

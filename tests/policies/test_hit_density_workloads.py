@@ -55,15 +55,15 @@ def ratios_of(
     seed: int,
     percent: int,
     *,
-    in_flight: int | None = None,
-    pending: int = 0,
+    loads: int = 0,
+    stores: int = 0,
     repeats: float = 0.0,
 ) -> dict[str, float]:
     """Return the hit ratios at a capacity in percent of the distinct blocks."""
     requests = repeated(workload(name, seed), repeats)
     unique = len({number for request in requests for number in request})
     capacity = unique * percent // 100
-    return hit_ratios(requests, capacity, in_flight=in_flight, pending=pending)
+    return hit_ratios(requests, capacity, loads=loads, stores=stores)
 
 
 def shortfall(ratios: dict[str, float]) -> float:
@@ -101,7 +101,7 @@ def test_it_holds_a_part_of_a_loop_that_is_longer_than_the_cache() -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_requests_that_overlap_do_not_lead_it_astray(name: str, percent: int, seed: int) -> None:
     regret = OVERLAP_REGRETS.get((name, percent), REGRET)
-    assert shortfall(ratios_of(name, seed, percent, in_flight=IN_FLIGHT)) <= regret
+    assert shortfall(ratios_of(name, seed, percent, loads=IN_FLIGHT, stores=IN_FLIGHT)) <= regret
 
 
 @takes_minutes_in_python
@@ -110,7 +110,7 @@ def test_requests_that_overlap_do_not_lead_it_astray(name: str, percent: int, se
 def test_stores_that_take_a_while_do_not_lead_it_astray(name: str, pending: int) -> None:
     regret = OVERLAP_REGRETS.get((name, 5), REGRET)
     for seed in SEEDS:
-        assert shortfall(ratios_of(name, seed, 5, pending=pending)) <= regret
+        assert shortfall(ratios_of(name, seed, 5, stores=pending)) <= regret
 
 
 @takes_minutes_in_python

@@ -10,7 +10,7 @@ import pytest
 
 from kvoffload.replay import Configuration, replay
 from kvoffload.traces import MergedTrace, SessionOptions, Trace, TraceError
-from tests.differential.workloads import trace_path
+from tests.replay.test_golden import trace
 
 
 def request(t, ids, *, model="m", out=5, size=4, **more):
@@ -236,9 +236,7 @@ def test_more_files_of_sessions_than_are_merged_side_by_side(tmp_path):
 
 @pytest.mark.thorough
 def test_the_published_sessions_make_the_rows_that_tables_are_measured_on():
-    path = trace_path("weka_sessions_a")
-    if not path.exists():
-        pytest.skip(f"no {path.name} in the folder that KVOFFLOAD_TRACES names")
+    path = trace("weka_sessions_a").path
     options = SessionOptions(
         starts_s=28_800, seed=11, until_s=36_000, block_tokens=512, shared_prompts=True
     )

@@ -1,24 +1,21 @@
-"""Three watched engines and two tiers behind one address, with counts known at every scrape."""
+"""Three watched engines behind one address, with counts known at every scrape."""
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvoffload import CPUOffloadingManager, Hints
-from kvoffload.tiers import MemoryTier, Namespace, Region
-from kvoffload.tiers.prometheus import TierCollector
 from kvoffload.watch import Watch, WatchReport
 from kvoffload.watch.prometheus import WatchCollector
 from tests.blocks import block_hash
 
-from .watched import SECRET, serve, serve_request
+from .watched import SECRET, serve, serve_request, serving
 
 LABELS = {"model_name": "model"}
 HINTED = 1
@@ -59,16 +56,6 @@ class Fleet:
                 WatchCollector(watch, {**LABELS, "engine": str(len(self._registries))})
             )
             self._registries.append(registry)
-        namespace = Namespace("model", 4096)
-        self.tiers = [
-            MemoryTier(blocks * 4096, namespace=namespace, name=name)
-            for name, blocks in (("near", 8), ("far", 64))
-        ]
-        for tier in self.tiers:
-            tier.attach(Region.allocate(8, 4096))
-        registry = CollectorRegistry()
-        registry.register(TierCollector(self.tiers, LABELS))
-        self._registries.append(registry)
         self.managers[0].prepare_store([block_hash(-position) for position in (1, 2, 3)])
         self._serve((700, 2_500, 400))
 
@@ -93,11 +80,6 @@ class Fleet:
         """Serve more requests, unless frozen, and return the metrics."""
         if not self.frozen:
             self._serve((100, 60, 0))
-            for tier in self.tiers:
-                keys = [block_hash(self._served + position) for position in range(8)]
-                tier.wait([tier.put(keys, range(8))], 60)
-                tier.wait([tier.get(keys, range(8))], 60)
-                list(tier.poll())
         self.scrapes.append([manager.watch.counters() for manager in self.managers])
         return b"".join(map(generate_latest, self._registries))
 
@@ -110,21 +92,11 @@ class Fleet:
 def served(fleet: Fleet) -> Iterator[str]:
     """Serve the metrics of a fleet; give their address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = fleet.scrape()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(client: BaseHTTPRequestHandler) -> None:
+        body = fleet.scrape()
+        client.send_response(200)
+        client.end_headers()
+        client.wfile.write(body)
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{httpd.server_port}/metrics"
-        finally:
-            httpd.shutdown()
-            thread.join()
+    with serving(answer) as address:
+        yield f"http://{address}/metrics"

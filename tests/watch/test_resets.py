@@ -9,29 +9,15 @@ import pytest
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
 
-from .watched import requests, serve, watched, whole
+from .watched import requests, serve, served, watched, whole
 
 EVERY = 50
 
 
-def serve_all(
-    manager: Any, asked: list[list[bytes]], under_way: int = 0, every: int = EVERY
-) -> int:
+def hits_of(manager: Any, asked: list[list[bytes]], under_way: int = 0, every: int = EVERY) -> int:
     """Serve requests with as many stores under way, and resets; return the hits."""
-    stores: list[Any] = []
-    hits = 0
-    for index, hashes in enumerate(asked):
-        if index and index % every == 0:
-            manager.reset_cache()
-            stores.clear()
-        request = manager.begin(hashes)
-        hits += request.lookup()
-        request.prepare_store()
-        request.finish()
-        stores.append(request)
-        if len(stores) > under_way:
-            stores.pop(0).complete_store()
-    return hits
+    stats = served(manager, asked, under_way=under_way, reset_every=every).stats()
+    return int(stats["hit_blocks"])
 
 
 @pytest.mark.parametrize("every", [EVERY, 600])
@@ -39,14 +25,14 @@ def serve_all(
 def test_at_rate_1_the_curve_is_that_of_lru_to_the_last_hit(twin, capacity, every, seed):
     manager = whole(twin, capacity)
     asked = requests(seed)
-    serve_all(manager, asked, every=every)
+    hits_of(manager, asked, every=every)
     core, memory = manager.watch._core, manager.watch.memory
     judged = core.counts()["judged"][0]
     for size, times in enumerate(memory):
         if int(capacity * times) < 20:
             continue  # a request is longer than that: LRU refuses it, the shadow does not
         other = twin.CPUOffloadingManager(16, int(capacity * times))
-        assert sum(judged[: size + 1]) == serve_all(other, asked, every=every), times
+        assert sum(judged[: size + 1]) == hits_of(other, asked, every=every), times
     assert core.counts()["resets"] == (len(asked) - 1) // every
     check_invariants(manager)
 
@@ -57,11 +43,11 @@ def test_miniatures_are_reset_with_what_is_under_way_in_them(twin, policy, under
     """Of every block, in one structure, a miniature of this memory is a manager of that policy."""
     manager = whole(twin, 100, policies=(policy,))
     asked = requests(seed)
-    serve_all(manager, asked, under_way)
+    hits_of(manager, asked, under_way)
     manager.watch.report()
     (mini,) = (mini for mini in manager.watch._shadows.minis if mini.policy == policy)
     other = twin.CPUOffloadingManager(16, 100, policy)
-    hits = serve_all(other, asked, under_way)
+    hits = hits_of(other, asked, under_way)
     (miniature, *_) = mini.quarters
     assert miniature.asked == sum(map(len, asked))
     # A request of a miniature comes with others, so where stores overlap its time is a mean.
@@ -81,7 +67,7 @@ def test_points_without_marks_cover_what_caches_that_were_reset_hit(twin, policy
     )
     asked = requests(seed, 1_520)
     blocks = sum(map(len, asked))
-    serve_all(manager, asked, under_way)
+    hits_of(manager, asked, under_way)
     report = manager.watch.report()
     # A watch begins anew at the first stores that overlap, which may come after a reset.
     assert report.resets in ({29, 30} if under_way else {30})
@@ -94,7 +80,7 @@ def test_points_without_marks_cover_what_caches_that_were_reset_hit(twin, policy
             continue  # the first is counted
         given += 1
         other = twin.CPUOffloadingManager(16, int(300 * point.memory), point.policy)
-        truth = serve_all(other, asked, under_way) / blocks
+        truth = hits_of(other, asked, under_way) / blocks
         # Of 20 intervals of 95 % one may miss, and an exact curve has narrow ones.
         assert abs(point.hit_ratio - truth) <= 2 * point.error + 0.001, point
         plain = twin.CPUOffloadingManager(16, int(300 * point.memory), point.policy)

@@ -21,7 +21,7 @@ from kvoffload.watch.overdue import find_overdue
 from kvoffload.watch.points import lacking_hits
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
-from .watched import Clock, requests, serve, serve_request, served, watched, whole
+from .watched import Clock, requests, serve, serve_request, watched, whole
 
 
 def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):
@@ -250,51 +250,6 @@ def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
             manager.lookup([block_hash(10_000 + index)])
         manager.complete_store(hashes)
     assert manager.watch._core.lag == 5 + (21 - 5) / 16
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("policy", "capacity", "sizes"),
-    [
-        ("lru", 520, (2.0, 4.0)),
-        ("arc", 520, (1.0,)),
-        pytest.param("slru", 520, (1.0,), marks=pytest.mark.nightly),
-        pytest.param("slru", 1_200, (2.0,), marks=pytest.mark.nightly),
-    ],
-)
-def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, policy, capacity, sizes):
-    """Chats go on before their last turns are stored; stores that end at once would hit those."""
-    rng = random.Random(7)
-    asked = []
-    chats = [(index, rng.randrange(1, 20)) for index in range(8)]
-    for index in range(8, 1_508):
-        position = rng.randrange(8)
-        chat, turns = chats[position]
-        asked.append([block_hash(1000 * chat + each) for each in range(5 * turns)])
-        chats[position] = (chat, turns + 1) if turns < 20 else (index, 1)
-    manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
-        16, capacity, policy
-    )
-    served(manager, asked, under_way=24)
-    assert manager.watch._core.lag == pytest.approx(24, abs=0.5)
-    points = {p.memory: p for p in manager.watch.report().points if p.policy == "lru"}
-    blocks = sum(map(len, asked))
-    for memory in sizes:
-        size = int(capacity * memory)
-        truth, plain = (
-            served(twin.CPUOffloadingManager(16, size), asked, under_way=lag).stats()["hit_blocks"]
-            / blocks
-            for lag in (24, 0)
-        )
-        assert plain - truth > 0.1
-        assert points[memory].hit_ratio == pytest.approx(truth, abs=0.03)
-        assert "in_flight" not in points[memory].marks
-    # What was counted before goes on; the miniatures of other policies are not known to be right.
-    counters = manager.watch.counters()
-    assert counters["shadows"][policy, 1.0][0] == pytest.approx(counters["missed"], rel=0.05)
-    others = [p for p in manager.watch.report().points if p.policy == "hit-density"]
-    assert all("in_flight" in point.marks for point in others)
-    check_invariants(manager)
 
 
 def meet(manager: Any, count: int) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -90,18 +94,18 @@ def served(
     manager: Any, asked: list[list[bytes]], *, under_way: int = 0, reset_every: int = 0
 ) -> Any:
     """Serve requests with as many stores under way, and resets between them; return the manager."""
-    stores: deque[list[bytes]] = deque()
+    stores: deque[Any] = deque()
     for index, hashes in enumerate(asked):
         if reset_every and index and index % reset_every == 0:
             manager.reset_cache()
             stores.clear()
-        manager.touch(hashes)
-        manager.lookup(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        stores.append([] if output is None else output.block_hashes_to_store)
+        request = manager.begin(hashes)
+        request.lookup()
+        request.prepare_store()
+        request.finish()
+        stores.append(request)
         if len(stores) > under_way:
-            manager.complete_store(stores.popleft())
+            stores.popleft().complete_store()
     return manager
 
 
@@ -118,3 +122,24 @@ def serve_request(
     request.finish()
     request.complete_store()
     return found
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Answer requests for pages; give the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{httpd.server_port}"
+        finally:
+            httpd.shutdown()
+            thread.join()
