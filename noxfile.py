@@ -290,7 +290,7 @@ def readme_variables(session: nox.Session) -> None:
     install, _, tests = quick_start(2).rpartition(" && ")
     session.run(*BASH, install, **options)
     files = ("cli", "replay/test_golden.py", "policies/test_golden.py", "watch/test_golden.py")
-    files += ("traces/test_merged.py", "traces/test_writer.py", "differential/test_replays.py")
+    files += ("traces/test_merged.py", "traces/test_writer.py")
     chosen = ["-m", "not thorough and not nightly", *(f"tests/{name}" for name in files)]
     run_tests(session, *tests.split(), *chosen, **options)
 

@@ -155,7 +155,7 @@ class Manager(ManagerViews[Spec_co]):
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        _ = self._policy
+        _ = self._policy  # before the batch is consumed: a manager without __init__ has none
         batch = as_batch(hashes)
         self._policy._take_back(batch)
         self._policy._touch(batch)
