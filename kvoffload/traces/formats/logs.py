@@ -298,9 +298,11 @@ class LogParser(Parser):
     def _is_repeated(self, row: Row, log: Log, prompt: object) -> bool:
         """Return whether an earlier row has the request, as in joined exports; else remember it."""
         _, name = row.first(log.ids, parsed=False)
+        if name is None:
+            return False
         key = hash((str(name), prompt))
-        if name is None or key in self._known:
-            return name is not None
+        if key in self._known:
+            return True
         if len(self._known) >= REMEMBERED:
             del self._known[next(iter(self._known))]
         self._known[key] = None
