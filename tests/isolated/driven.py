@@ -66,7 +66,10 @@ class Drive:
 
     def _request(self, manager: Any, batch: list[bytes], generator: random.Random) -> None:
         self.requests.append(manager.begin(batch))
-        request = generator.choice(tuple(self.requests))  # another thread may shorten the list
+        try:  # a thread or a finaliser may shorten the list: a copy of it crashes Python 3.10
+            request = self.requests[generator.randrange(len(self.requests))]
+        except (IndexError, ValueError):
+            return
         choice = generator.randrange(6)
         if choice == 0:
             found = request.lookup()
