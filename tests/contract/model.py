@@ -144,11 +144,12 @@ class ManagerModel:
 
     def go_on(self, known: list[BlockHash]) -> None:
         """Let the session that ended here go on; if none did, the blocks have several sessions."""
-        rows = list(map(self.row, known))
-        ended = list(takewhile(lambda row: row is not None and row.ends, reversed(rows)))
-        for row in ended:
-            row.ends = False
-        if not ended:
+        is_new = bool(known)
+        for row in map(self.row, reversed(known)):
+            if row is None or not row.ends:  # maybe of a block that the prompt repeats
+                break
+            row.ends = is_new = False
+        if is_new:
             self.share(known)
 
     def share(self, known: list[BlockHash]) -> None:
