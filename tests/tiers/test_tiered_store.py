@@ -207,13 +207,18 @@ class Model:
 
     def complete_store(self, keys: list[bytes], success: bool) -> None:
         keys = [key for key in keys if key in self.storing]
-        self.host.complete_store(keys, success)
-        for key in keys:
-            del self.storing[key]
+        self.end_store(keys, success)
         if success and self.write == "through":
             for tier in self.tiers:
                 self.counts["written_blocks"] += len(set(keys) - tier)
                 tier.update(keys)
+
+    def end_store(self, keys: list[bytes], success: bool) -> None:
+        self.host.complete_store(keys, success)
+        for key in keys:
+            del self.storing[key]
+        if not success:
+            self.owner = {place: key for place, key in self.owner.items() if key not in keys}
 
     def fetch(self, keys: list[bytes]) -> int:
         wanted = list(dict.fromkeys(takewhile(self.is_somewhere, keys)))
@@ -231,8 +236,7 @@ class Model:
         while (index := self.tier_of(key)) is not None and (index, key) in self.corrupt:
             self.corrupt.remove((index, key))
             self.tiers[index].remove(key)
-        del self.storing[key]
-        self.host.complete_store([key], success=index is not None)
+        self.end_store([key], success=index is not None)
         self.counts["fetch_failed_blocks" if index is None else "fetched_blocks"] += 1
         for nearer in range(index or 0):
             self.tiers[nearer].add(key)
