@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from .errors import BadLineError, TraceError
 from .rows import Rows
 
-__all__ = ["Ahead"]
-
 
 class Ahead:
     """An iterator over lines, some of which may be looked at before their turn.

@@ -23,8 +23,6 @@ from kvoffload._sampling import hash_ids
 
 from .id_map import Ids, flattened
 
-__all__ = ["Chaining", "ChainingCounter"]
-
 MOST_IDS = 2**14
 BATCH = 2**16
 """Blocks that are collected before they are examined."""

@@ -22,8 +22,6 @@ from .reader import Trace
 from .request import MAX_HASH_ID, Request
 from .sessions import SessionOptions
 
-__all__ = ["MergedTrace", "trace_files"]
-
 SUFFIXES = (
     *(".jsonl", ".json", ".log", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst"),
     *(".oracleGeneral", ".oracleGeneral.bin"),

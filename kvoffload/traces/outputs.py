@@ -20,8 +20,6 @@ from typing import BinaryIO, cast
 
 from kvoffload._output_file import OutputFile
 
-__all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
-
 # click's `open_file(atomic=True)` would not do, even if the library depended on click: it replaces
 # the file also when the block raises, replaces devices, pipes and read-only files, creates its
 # temporary file beside a link and not beside the target, leaves it behind on a full disk, and its

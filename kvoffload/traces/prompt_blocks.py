@@ -27,8 +27,6 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .breaks import PrefixBreaks
 
-__all__ = ["MARK", "ROLES", "PromptBlocks", "PromptOptions", "check_tokens"]
-
 ROLES = ("messages", "prompt", "system", "tools", "time", "session", "model", "output")
 """Roles that a field of a log may have."""
 BLOCK_TOKENS = 16

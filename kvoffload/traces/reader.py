@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from .ahead import Ahead
 from .errors import BadLineError, TraceError
-from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, Format, Parser, recognise
+from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, recognise
+from .formats.base import Format, Parser
 from .formats.gateways import ANY_LOG, log_of
 from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser

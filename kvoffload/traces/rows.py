@@ -27,8 +27,6 @@ from .prompt_blocks import PromptOptions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CSV", "PARQUET", "Rows", "open_rows"]
-
 CSV, PARQUET = "csv", "parquet"
 DELIMITERS = ",;\t|"
 MANY_NUMBERS = 10

@@ -15,12 +15,11 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from kvoffload._output_file import OutputFile
+
 from .formats.mooncake import MOONCAKE
-from .outputs import OutputFile
 from .request import Request
 from .writer import trace_line
-
-__all__ = ["Spool", "scratch_file"]
 
 PREFIX = "kvoffload-"
 _WORD_BYTES = 8

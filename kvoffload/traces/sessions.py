@@ -24,8 +24,6 @@ from .formats.weka import Session
 from .request import Request
 from .scratch import Spool
 
-__all__ = ["SessionOptions", "SessionRows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:

@@ -11,8 +11,6 @@ import numpy as np
 from .request import Request
 from .scratch import Spool, scratch_file
 
-__all__ = ["counted_from_first", "sorted_by_time"]
-
 
 def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
     """Yield requests in the order of their timestamps; equal ones keep their order.

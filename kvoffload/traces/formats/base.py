@@ -53,7 +53,6 @@ class Format:
     """
 
     name: str  # for ``--format``
-    summary: str  # one line
     new_parser: Callable[[], Parser]  # for one pass over one trace
     has_hashes: bool = False
 

@@ -95,9 +95,4 @@ def _name(context: dict[str, Any], name: str) -> str | None:
     return None if value is None else text(value, name)
 
 
-DYNAMO = Format(
-    "dynamo",
-    "JSON Lines of records, the request trace of Dynamo",
-    DynamoParser,
-    has_hashes=True,
-)
+DYNAMO = Format("dynamo", DynamoParser, has_hashes=True)

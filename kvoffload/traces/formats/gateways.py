@@ -15,8 +15,6 @@ from .litellm_blocks import hashes_of
 from .logs import BODIES, Fields, Log, Row, other_call, within
 from .otel import INPUT, PREFIXES, RESOURCES, spans
 
-__all__ = ["ANY_LOG", "LOGS", "log_of", "nearest"]
-
 _BASE = Fields()
 _SESSION = _BASE.session
 _ATTRIBUTES = ("attributes", "")  # of a span, and of a row that has them at its top
@@ -100,7 +98,6 @@ def _why_not_asked(row: Row) -> str:
 
 OTEL = Log(
     "otel",
-    "spans of OpenTelemetry with gen_ai attributes, as OTLP in JSON",
     is_one=_is_otel,
     rows=spans,
     ids=("spanId", "span_id"),
@@ -147,7 +144,6 @@ def _is_observation(given: dict[str, Any]) -> bool:
 
 LANGFUSE = Log(
     "langfuse",
-    "observations of Langfuse: GENERATION with input, of its API or exports",
     is_one=lambda row: all(map(_is_observation, _observations(row.given)[:1])),
     rows=_observations,
     ids=("id",),
@@ -172,7 +168,6 @@ _LITELLM_BODIES = ("", "model_parameters", "proxy_server_request", "proxy_server
 
 LITELLM = Log(
     "litellm",
-    "LiteLLM: standard logging payloads and spend logs",
     is_one=lambda row: "call_type" in row.given,
     ids=("request_id", "id"),
     why_none=_why_not_asked,
@@ -194,7 +189,6 @@ LITELLM = Log(
 LITELLM_BLOCKS = replace(
     LITELLM,
     name="litellm-blocks",
-    summary="rows of LiteLLM's callback prefix_block_hashes: hashes of blocks, and no text",
     is_one=hashes_of,
     hashes=hashes_of,
     advice="LiteLLM writes them with the callback prefix_block_hashes",
@@ -202,7 +196,6 @@ LITELLM_BLOCKS = replace(
 
 HELICONE = Log(
     "helicone",
-    "requests of Helicone, exported with their bodies",
     is_one=lambda row: "request_body" in row.given or "request_created_at" in row.given,
     ids=("request_id",),
     why_none=_why_not_asked,
@@ -227,7 +220,6 @@ HELICONE = Log(
 
 OPENROUTER = Log(
     "openrouter",
-    "generations of OpenRouter with their input",
     is_one=lambda row: "generation_id" in row.given or "native_tokens_completion" in row.given,
     ids=("generation_id", "id"),
     fields=Fields(
@@ -245,7 +237,6 @@ OPENROUTER = Log(
 
 RESPONSES = Log(
     "responses",
-    "requests of OpenAI's Responses API: input and instructions",
     is_one=_has_input,
     continues=True,
     fields=Fields(
@@ -257,15 +248,9 @@ RESPONSES = Log(
     ),
 )
 
-ANTHROPIC = Log(
-    "anthropic", "requests of Anthropic's Messages API: system and messages", is_one=_is_anthropic
-)
+ANTHROPIC = Log("anthropic", is_one=_is_anthropic)
 
-OPENAI = Log(
-    "openai",
-    "requests of chats and completions, as OpenAI-compatible servers take them",
-    is_one=_has_messages,
-)
+OPENAI = Log("openai", is_one=_has_messages)
 
 LEAST_COMMON = 2  # fields with the log that a row is most like
 ANY_LOG = OPENAI

@@ -15,8 +15,6 @@ from kvoffload.traces.errors import BadLineError
 from .base import integer
 from .logs import Hashes, Row
 
-__all__ = ["hashes_of"]
-
 FIELD = "prefix_block_hashes"
 _LISTS = ("hash_ids", "hashes", "ids", "block_hashes", FIELD)
 _SIZES = ("block_size", "block_tokens")

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from kvoffload.traces.errors import BadLineError
@@ -25,19 +25,6 @@ from .clock import unix_seconds
 from .continued import History
 from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
 from .json_text import decoded, packed, unpacked
-
-__all__ = [
-    "BODIES",
-    "Fields",
-    "Hashes",
-    "Log",
-    "LogParser",
-    "Row",
-    "mapped",
-    "other_call",
-    "unknown",
-    "within",
-]
 
 
 def within(holders: Iterable[str], *names: str) -> tuple[str, ...]:
@@ -128,18 +115,17 @@ class Log(Format):
     of a request: a row with the id and the prompt of an earlier one is the same request.
     """
 
-    new_parser: Callable[[], Parser] = field(default=Parser, kw_only=True)
-    has_hashes: bool = field(default=True, kw_only=True)
-    fields: Fields = field(default_factory=Fields, kw_only=True)
-    is_one: Callable[[Row], object] = field(default=lambda _: False, kw_only=True)
-    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = field(
-        default=None, kw_only=True
-    )
-    why_none: Callable[[Row], str] = field(default=lambda _: "", kw_only=True)
-    advice: str = field(default="", kw_only=True)
-    continues: bool = field(default=False, kw_only=True)
-    hashes: Callable[[Row], Hashes | None] | None = field(default=None, kw_only=True)
-    ids: tuple[str, ...] = field(default=(), kw_only=True)
+    new_parser: Callable[[], Parser] = Parser
+    has_hashes: bool = True
+    _: KW_ONLY
+    fields: Fields = field(default_factory=Fields)
+    is_one: Callable[[Row], object] = lambda _: False
+    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = None
+    why_none: Callable[[Row], str] = lambda _: ""
+    advice: str = ""
+    continues: bool = False
+    hashes: Callable[[Row], Hashes | None] | None = None
+    ids: tuple[str, ...] = ()
 
     def own_paths(self) -> Iterator[str]:
         """Yield the paths of its fields."""
@@ -150,7 +136,7 @@ class Log(Format):
 def mapped(name: str, fields: Mapping[str, str]) -> Log:
     """Return the log whose fields are the given ones: a path for each of some `ROLES`."""
     paths = {role: (fields[role],) if role in fields else () for role in ROLES}
-    return Log(name, "fields that are named", fields=Fields(**paths))
+    return Log(name, fields=Fields(**paths))
 
 
 class Row:

@@ -133,8 +133,4 @@ class MooncakeDeltaParser(MooncakeParser):
                 prompt.rest = blake2b(digest, digest_size=_ID_BYTES)
 
 
-MOONCAKE_DELTA = Format(
-    "mooncake-delta",
-    "Mooncake's rows with only what is new in a session, as Dynamo and AIPerf replay them",
-    MooncakeDeltaParser,
-)
+MOONCAKE_DELTA = Format("mooncake-delta", MooncakeDeltaParser)

@@ -234,9 +234,4 @@ def _digests(scope: str | None, name: object, numbers: Iterable[int]) -> list[in
     ]
 
 
-WEKA = Format(
-    "weka",
-    "JSON objects with requests and block_size, sessions of coding agents",
-    WekaParser,
-    has_hashes=True,
-)
+WEKA = Format("weka", WekaParser, has_hashes=True)
