@@ -158,28 +158,25 @@ class PromptBlocks:
         `special`: whether the tokenizer adds the tokens with which a text begins. `marks`: texts
         from `digest` in angle brackets that stand for so many tokens.
         """
-        if self._tokenizer is not None:
-            tokens: list[int] = []
-            pieces, counts = _divided(text, marks or {})
-            for index, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
-                if count is None:
-                    plain = piece.encode("utf-8", "replace").decode()
-                    tokens += self._tokenizer.tokens(plain, special=special and not index)
-                else:
-                    tokens += np.frombuffer(_filling(piece, 4 * count), dtype=_TOKEN).tolist()
-            return self.of_tokens(tokens, model)
+        marks = marks or {}
+        pieces = MARK.split(text) if marks else [text]
         size = self.bytes_per_token
-        if not marks:
-            data = text.encode("utf-8", "surrogatepass")
+        if self._tokenizer is None:
+            data = b"".join(
+                _filling(piece, size * marks[piece])
+                if index % 2 and piece in marks
+                else piece.encode("utf-8", "surrogatepass")
+                for index, piece in enumerate(pieces)  # every other one may be a mark
+            )
             return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
-        pieces, counts = _divided(text, marks)
-        data = b"".join(
-            piece.encode("utf-8", "surrogatepass")
-            if count is None
-            else _filling(piece, size * count)
-            for piece, count in zip(pieces, counts, strict=True)
-        )
-        return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
+        tokens: list[int] = []
+        for index, piece in enumerate(pieces):
+            if index % 2 and piece in marks:
+                tokens += np.frombuffer(_filling(piece, 4 * marks[piece]), dtype=_TOKEN).tolist()
+            else:
+                plain = piece.encode("utf-8", "replace").decode()
+                tokens += self._tokenizer.tokens(plain, special=special and not index)
+        return self.of_tokens(tokens, model)
 
     def of_tokens(self, tokens: Sequence[int], model: str) -> tuple[int, tuple[int, ...]]:
         """Return the number of tokens and the ids of their full blocks."""
@@ -217,12 +214,6 @@ class PromptBlocks:
             digests.append(parent)
         ids: list[int] = (np.frombuffer(b"".join(digests), ">u8") >> np.uint64(1)).tolist()
         return tuple(ids)
-
-
-def _divided(text: str, marks: Mapping[str, int]) -> tuple[list[str], list[int | None]]:
-    """Divide a text at marks; return the pieces and, for those that are marks, their tokens."""
-    pieces = MARK.split(text) if marks else [text]
-    return pieces, [marks.get(piece) for piece in pieces]
 
 
 def _filling(mark: str, size: int) -> bytes:

@@ -8,11 +8,14 @@ write its `Log` here, and a line of it in ``tests/traces/samples.py``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from .litellm_blocks import hashes_of
-from .logs import BODIES, Fields, Log, Row, other_call, within
+from kvoffload.traces.errors import BadLineError
+
+from .base import integer
+from .logs import BODIES, Fields, Hashes, Log, Row, other_call, within
 from .otel import INPUT, PREFIXES, RESOURCES, spans
 
 _BASE = Fields()
@@ -25,6 +28,12 @@ LEAST_ERROR = 400
 """The smallest HTTP status of an error."""
 _NO_TEXT = "redacted-by-litellm"
 REDACTED = (_NO_TEXT, [{"role": "user", "content": _NO_TEXT}])
+# The callback of LiteLLM 1.111: chained, keyed hashes of 16 hexadecimal digits in the metadata of
+# a row, the last one of a block that may be filled in part. A row may state the tokens of a block.
+_BLOCKS = "prefix_block_hashes"
+_LISTS = ("hash_ids", "hashes", "ids", "block_hashes", _BLOCKS)
+_SIZES = ("block_size", "block_tokens")
+MOST_LEVELS = 3  # of metadata within metadata
 CHATS = ("chat", "text_completion", "generate_content", "")
 """Operations of a span that have a prompt; spans need not say theirs."""
 
@@ -186,11 +195,43 @@ LITELLM = Log(
     advice="LiteLLM stores prompts with general_settings: store_prompts_in_spend_logs: true",
 )
 
+
+def _hashes_of(row: Row) -> Hashes | None:
+    """Return the hashes of a row and the tokens of a block, as far as it states them."""
+    found = next(_lists(row, row.given, MOST_LEVELS), None)
+    if found is None:
+        return None
+    holder, hashes = found
+    if not all(type(text) is str for text in hashes):
+        raise BadLineError(f"{_BLOCKS} must be a list of strings, got another list")
+    sizes = (holder.get(name) for name in _SIZES)
+    size = next((value for value in sizes if value is not None), None)
+    return hashes, None if size is None else integer(size, "block_size", least=1)
+
+
+def _lists(
+    row: Row, holder: dict[str, Any], levels: int
+) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield the list of hashes in a row or in its metadata, and the object that it is in."""
+    given = row.parsed(holder, _BLOCKS) if _BLOCKS in holder else None
+    if isinstance(given, list):
+        yield holder, given
+    elif isinstance(given, dict):
+        lists = (given.get(name) for name in _LISTS)
+        yield from ((given, found) for found in lists if isinstance(found, list))
+    if levels > 1:
+        for name in holder:
+            if "metadata" in name:
+                inner = row.parsed(holder, name)
+                if isinstance(inner, dict):
+                    yield from _lists(row, inner, levels - 1)
+
+
 LITELLM_BLOCKS = replace(
     LITELLM,
     name="litellm-blocks",
-    is_one=hashes_of,
-    hashes=hashes_of,
+    is_one=_hashes_of,
+    hashes=_hashes_of,
     advice="LiteLLM writes them with the callback prefix_block_hashes",
 )
 
