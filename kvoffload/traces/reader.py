@@ -302,7 +302,7 @@ class Trace:
         if isinstance(format, Log):
             is_named = self._prompts.fields is not None or not self._is_to_be_recognised
             return LogParser(self._prompts, format, None if is_named else log_of)
-        if format is MOONCAKE_DELTA:
+        if format is MOONCAKE_DELTA and self._id_tokens is not None:
             return MooncakeDeltaParser(self._id_tokens, lambda: rows.bytes_read)
         return format.new_parser()
 

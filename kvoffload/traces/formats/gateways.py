@@ -9,7 +9,8 @@ write its `Log` here, and a line of it in ``tests/traces/samples.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
+from itertools import chain
 from typing import Any
 
 from kvoffload.traces.errors import BadLineError
@@ -313,7 +314,7 @@ def nearest(given: dict[str, Any]) -> str:
         name for value in given.values() if isinstance(value, dict) for name in value
     }
     counts = {
-        log.name: len(names & {part for paths in log.own_paths() for part in paths.split(".")})
+        log.name: len(names & {*".".join(chain(*astuple(log.fields))).split(".")})
         for log in LOGS.values()
         if log.hashes is None
     }

@@ -115,7 +115,6 @@ class Log(Format):
     of a request: a row with the id and the prompt of an earlier one is the same request.
     """
 
-    new_parser: Callable[[], Parser] = Parser
     has_hashes: bool = True
     _: KW_ONLY
     fields: Fields = field(default_factory=Fields)
@@ -126,11 +125,6 @@ class Log(Format):
     continues: bool = False
     hashes: Callable[[Row], Hashes | None] | None = None
     ids: tuple[str, ...] = ()
-
-    def own_paths(self) -> Iterator[str]:
-        """Yield the paths of its fields."""
-        for role in ROLES:
-            yield from getattr(self.fields, role)
 
 
 def mapped(name: str, fields: Mapping[str, str]) -> Log:
@@ -266,8 +260,11 @@ class LogParser(Parser):
             messages = self._talk.messages(given, path)
             if log.continues:
                 session, messages = self._history.whole(row, messages, session, self._marks)
-            used["tools"], used["system"], tools, lead = self._beside(row, fields)
-            length, hash_ids = self._chat(lead + messages, tools, model, seconds or 0.0)
+            used["tools"], given = row.first(fields.tools)
+            tools = self._talk.tools(given, used["tools"])
+            used["system"], given = row.first(fields.system)
+            messages = self._talk.system(given, used["system"]) + messages
+            length, hash_ids = self._chat(messages, tools, model, seconds or 0.0)
         else:
             length, hash_ids = self._completion(given, path, model)
         self._is_timed = seconds is not None
@@ -300,13 +297,6 @@ class LogParser(Parser):
             return None
         other = self._log_of(row.given)
         return None if other is log else other
-
-    def _beside(self, row: Row, fields: Fields) -> tuple[str, str, list[Any] | None, list[Message]]:
-        """Return the paths of tools and of a system prompt, the tools and its message."""
-        tools_path, given = row.first(fields.tools)
-        tools = self._talk.tools(given, tools_path)
-        path, system = row.first(fields.system)
-        return tools_path, path, tools, [] if system is None else self._talk.system(system, path)
 
     def _chat(
         self, messages: list[Message], tools: list[Any] | None, model: str, seconds: float

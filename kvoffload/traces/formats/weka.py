@@ -80,7 +80,7 @@ class WekaParser(Parser):
         equal token counts of both.
     """
 
-    def __init__(self, block_tokens: int | None = None, *, shared_prompts: bool = False) -> None:
+    def __init__(self, block_tokens: int | None, *, shared_prompts: bool) -> None:
         self.block_tokens = self._wanted_tokens = block_tokens
         self._shared_prompts = shared_prompts
         self._tokens = Agreed()
@@ -234,4 +234,4 @@ def _digests(scope: str | None, name: object, numbers: Iterable[int]) -> list[in
     ]
 
 
-WEKA = Format("weka", WekaParser, has_hashes=True)
+WEKA = Format("weka", has_hashes=True)
