@@ -131,10 +131,6 @@ class Bytes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file, unless it is standard input."""
         self._stream = None
         self._closing.close()
 

@@ -123,28 +123,14 @@ class PromptBlocks:
         self.tokens_per_image = options.tokens_per_image
         self.bytes_per_token = options.bytes_per_token
         self._tokenizer = None if options.tokenizer is None else Tokenizer(options.tokenizer)
+        self.is_approximate = self._tokenizer is None  # tokens are counted by bytes
+        self.template = None if self._tokenizer is None else self._tokenizer.template
         self._whose: dict[tuple[bytes, str], bytes] = {}  # secrets by model
         if options.salt is None:
             self._key = secrets.token_bytes(32)
         else:
             salt = options.salt.encode("utf-8", "surrogatepass")
             self._key = pbkdf2_hmac("sha256", salt, b"kvoffload prompts", _ROUNDS)
-
-    @property
-    def is_approximate(self) -> bool:
-        """Whether tokens are approximated by bytes."""
-        return self._tokenizer is None
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return self._tokenizer is not None and self._tokenizer.template is not None
-
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, unix: float) -> str:
-        """Render messages with the chat template; BadLineError, without their text, if it fails."""
-        if self._tokenizer is None or self._tokenizer.template is None:
-            raise ValueError("tokenizer must have a chat template, got none")
-        return self._tokenizer.template.render(messages, tools, unix)
 
     def part_tokens(self, size: int) -> int:
         """Return the tokens of a part without text: fewer if it has hardly any bytes."""

@@ -302,23 +302,25 @@ class LogParser(Parser):
         self, messages: list[Message], tools: list[Any] | None, model: str, seconds: float
     ) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a chat and the ids of its blocks."""
-        talk, blocks = self._talk, self._blocks
-        texts = talk.texts(messages, tools) if not blocks.has_template or self._breaks else []
+        template = self._blocks.template
+        texts = self._talk.texts(messages, tools) if template is None or self._breaks else []
         if self._breaks is not None:
             texts = self._breaks.seen(texts)
-            if blocks.has_template and self._breaks.cuts:
+            if template is not None and self._breaks.cuts:
                 messages = [
                     {**message, "content": self._breaks.cut(message["role"], message["content"])}
                     for message in messages
                 ]
+        if template is not None:
+            text = template.render(messages, tools, seconds)
+            return self._text(text, model, special=False)
+        return self._text("".join([f"{role}\n{text}\n" for role, text in texts]), model)
+
+    def _text(self, text: str, model: str, *, special: bool = True) -> tuple[int, tuple[int, ...]]:
+        """Return the tokens of the text of a prompt and the ids of its blocks."""
         self._has_text = True
-        if blocks.has_template:
-            text = blocks.render(messages, tools, seconds)
-            self._num_cut += CUT in text
-            return blocks.of_text(text, model, special=False, marks=self._marks)
-        text = "".join([f"{role}\n{content}\n" for role, content in texts])
         self._num_cut += CUT in text
-        return blocks.of_text(text, model, special=True, marks=self._marks)
+        return self._blocks.of_text(text, model, special=special, marks=self._marks)
 
     def _hashed(self, row: Row, hashes: Hashes, model: str) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a prompt, 0 if they are not known, and the ids of its blocks."""
@@ -333,11 +335,9 @@ class LogParser(Parser):
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            self._has_text = True
-            self._num_cut += CUT in prompt
             if self._breaks is not None:
                 ((_, prompt),) = self._breaks.seen([("prompt", prompt)])
-            return self._blocks.of_text(prompt, model, special=True)
+            return self._text(prompt, model)
         if isinstance(prompt, list) and all(type(token) is int for token in prompt):
             return self._blocks.of_tokens(check_tokens(prompt, path), model)
         found = kind_of(prompt)
