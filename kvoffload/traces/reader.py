@@ -235,12 +235,10 @@ class Trace:
         self.bad_lines += 1
 
     def _nothing(self, rows: Rows, parse: Parser) -> str:
-        """Return the rule that a trace without requests breaks."""
+        """Return what a trace without requests has instead, in words."""
         count, kind = self.bad_lines or rows.count, "bad" if self.bad_lines else "blank"
         got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
-        wanted = "" if self._model_name is None else f" to model {self._model_name!r}"
-        got = parse.nothing_text or got
-        return f"a trace must hold at least one request{wanted}, got {got}"
+        return parse.nothing_text or got
 
     def batches(self) -> Iterator[ObjectBatch] | None:
         """Return the rows in arrays if it is a trace of single objects, else None.
@@ -268,11 +266,13 @@ class Trace:
             is_empty = False
             yield each
         if is_empty:
-            raise self._empty(None, f"a trace must hold at least one request, got {got}")
+            raise self._empty(None, got)
 
-    def _empty(self, line: int | None, rule: str) -> TraceError:
+    def _empty(self, line: int | None, got: str) -> TraceError:
         """Return the error of a trace without requests."""
         self.is_empty = True
+        wanted = "" if self._model_name is None else f" to model {self._model_name!r}"
+        rule = f"a trace must hold at least one request{wanted}, got {got}"
         return TraceError(self.name, line, rule)
 
     def _recognised(self, line: bytes, found: _Ahead) -> Format:

@@ -53,7 +53,6 @@ class Row:
 class Session:
     """A session: the rows of its streams, and how their times count."""
 
-    block_tokens: int
     rows: list[Row] = field(default_factory=list)
     counts_from_markers: bool = False  # a nested time is before its marker's
 
@@ -105,7 +104,7 @@ class WekaParser(Parser):
         reader = _SessionReader(size, tokens // size, name if scope == "local" else None)
         if self._shared_prompts:
             reader.share(given)
-        session = Session(tokens)
+        session = Session()
         reader.read(given, _Stream(name, None, 0.0, 0), session)
         self.block_tokens = self._tokens.with_one(tokens)
         return session
