@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvoffload.replay import DecodedTrace, HintOptions
 from kvoffload.traces import Survey
@@ -11,6 +12,8 @@ from kvoffload.traces import Survey
 from ._hint_options import told_by_trace
 from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
 from ._terminal import note_bad_lines, progress_bar
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,18 @@ class Decoding:
 
         Note what was skipped or is out of order, in whole and partial blocks.
         """
-        survey = Survey.of((), unique=False, block_tokens=self.block_tokens)
-        requests = survey.counting(source.requests)
-        with progress_bar("reading", self.reading.limit) as progress, told_by_trace():
-            trace = DecodedTrace.of(
-                requests, source.watched(progress), hints=self.hints, arrivals=self.arrivals
-            )
+        survey, trace = self.surveyed(source, DecodedTrace.of)
         known = BlockTokens.of(source, survey, self.block_tokens)
         if self.full_blocks:
             trace = trace.full_blocks(known.of_full_blocks())
         note_bad_lines(source.trace.bad_lines)
         note_order(survey, source)
         return Decoded(source, trace, known, order_object(survey), self.hints)
+
+    def surveyed(self, source: Source, decode: Callable[..., Found]) -> tuple[Survey, Found]:
+        """Return the survey of a trace, and what a function decodes from it in the same pass."""
+        survey = Survey.of((), unique=False, block_tokens=self.block_tokens)
+        requests = survey.counting(source.requests)
+        with progress_bar("reading", self.reading.limit) as progress, told_by_trace():
+            watched = source.watched(progress)
+            return survey, decode(requests, watched, hints=self.hints, arrivals=self.arrivals)

@@ -16,7 +16,7 @@ from kvoffload.advise.units import bytes_text
 from kvoffload.errors import describe
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 
-from ._options import bundled, check_number, value_of
+from ._options import bundled, check_number, of_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,7 @@ model_options = bundled(
     CacheOptions,
     click.option(
         "--retention",
-        metavar="0|N|none",
-        callback=value_of(read_interval),
+        **of_text("0|N|none", read_interval),
         help="Where a prompt can be resumed from windows and states of the model "
         "(--prefix-cache-retention-interval of vllm serve): only at its end (0), also after "
         "every N tokens, or everywhere (none).  [default: 0]",
@@ -182,8 +181,7 @@ model_options = bundled(
     ),
     click.option(
         "--model",
-        metavar="MODEL",
-        callback=value_of(read_model),
+        **of_text("MODEL", read_model),
         help="Model whose KV cache is offloaded: the path of its config.json, or its name as "
         "for vllm serve; kvoffload models lists the known names.",
     ),

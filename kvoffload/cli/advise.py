@@ -41,12 +41,7 @@ from ._fleet_options import (
     read_router,
     shared_option,
 )
-from ._hint_options import (
-    hint_options,
-    hints_object,
-    hints_text,
-    told_by_trace,
-)
+from ._hint_options import hint_options, hints_object, hints_text
 from ._machines import Effort, check_dask, efforts
 from ._model_options import CacheOptions, model_options, unique_chunks
 from ._options import (
@@ -60,6 +55,8 @@ from ._options import (
     jobs_option,
     json_option,
     manager_of,
+    of_list,
+    of_text,
     policy_option,
     read_bandwidth,
     read_capacity,
@@ -69,8 +66,6 @@ from ._options import (
     step_tokens_option,
     traces_argument,
     typed_command,
-    value_of,
-    values_of,
 )
 from ._output import check_outputs, note_fonts, write_files
 from ._sources import (
@@ -82,7 +77,7 @@ from ._sources import (
     open_source,
     order_object,
 )
-from ._terminal import note, note_bad_lines, print_json, progress_bar
+from ._terminal import note, note_bad_lines, print_json
 
 DEFAULT_ACCELERATOR = "h100"
 """Accelerator whose cache is assumed if a model is named and no accelerator is."""
@@ -128,11 +123,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @click.option(
     "--capacity",
     "capacities",
-    multiple=True,
-    default=(AUTO,),
-    show_default=True,
-    metavar="SIZE|auto",
-    callback=values_of(_read_capacity),
+    **of_list("SIZE|auto", _read_capacity, AUTO),
     help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
     "(5%). Half, twice and four times as much are compared, too. Of several sizes, "
     "comma-separated or repeated, the advice is on the first, and the others are compared. auto "
@@ -142,8 +133,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @model_options
 @click.option(
     "--kv-bytes-per-token",
-    metavar="BYTES",
-    callback=value_of(read_size),
+    **of_text("BYTES", read_size),
     help="Bytes of KV cache per token, for any other model; LMCache's log states it.",
 )
 @block_tokens_option
@@ -151,53 +141,44 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @device_memory_option
 @click.option(
     "--accelerator",
-    metavar="NAME",
-    callback=value_of(accelerator_of),
+    **of_text("NAME", accelerator_of),
     help="Accelerator that runs the model; it sets the size of its own cache and the times: "
     f"{', '.join(accelerator_names())}.",
 )
 @click.option(
     "--prefill-tokens-per-second",
-    metavar="RATE",
-    callback=value_of(read_rate),
+    **of_text("RATE", read_rate),
     help="Measured prefill of all workers; estimated from --model and --accelerator if not given.",
 )
 @click.option(
     "--link-bandwidth",
-    metavar="SIZE",
-    callback=value_of(read_bandwidth),
+    **of_text("SIZE", read_bandwidth),
     help="Measured bytes per second between accelerators and host memory, one way, all links "
     "together (50GB); estimated from --accelerator if not given.",
 )
 @click.option(
     "--disk",
-    metavar="SIZE",
-    callback=value_of(read_capacity),
+    **of_text("SIZE", read_capacity),
     help="Disk behind host memory: a size (2TB), blocks, or a share of the unique blocks; its hits "
     "and writes are reported, too.",
 )
 @click.option(
     "--disk-policy",
     "disk_policies",
-    multiple=True,
-    metavar="POLICY",
-    callback=values_of(read_policy),
+    **of_list("POLICY", read_policy),
     help="Policies of the disk to compare, comma-separated or repeated.  "
     "[default: lru,hit-density; with --engines lru]",
 )
 @click.option(
     "--engines",
-    metavar="N",
-    callback=value_of(read_engines),
+    **of_text("N", read_engines),
     help=f"Advise on this many engines behind a router, 1 to {MOST_ENGINES}: which router, "
     "policy, memory and tier are enough, or that none offloads.",
 )
 @click.option(
     "--router",
     "routers",
-    multiple=True,
-    metavar="ROUTER",
-    callback=values_of(read_router),
+    **of_list("ROUTER", read_router),
     help="With --engines, the routers that can be deployed, as in kvoffload fleet.  [default: "
     "those that stacks provide]",
 )
@@ -206,8 +187,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @click.option(
     "--compare",
     "earlier",
-    metavar="FILE.json",
-    callback=value_of(_read_earlier),
+    **of_text("FILE.json", _read_earlier),
     help="Report what changed since an earlier advice, as --json printed it.",
 )
 @click.option("--report", metavar="FILE", help="Write the advice as one self-contained HTML page.")
@@ -291,15 +271,11 @@ def advise(
         note_fonts()
         require_report()
     sample = PrefixBreaks()
+    decoding = Decoding(
+        traces, reading, block_tokens, hints, full_blocks=False, arrivals=engines is not None
+    )
     with open_source(traces, reading, block_tokens, sample) as source:
-        survey = Survey.of((), unique=False, block_tokens=block_tokens)
-        with progress_bar("reading", reading.limit) as progress, told_by_trace():
-            recorded = RecordedTrace.of(
-                survey.counting(source.requests),
-                source.watched(progress),
-                hints=hints,
-                arrivals=engines is not None,
-            )
+        survey, recorded = decoding.surveyed(source, RecordedTrace.of)
         note_bad_lines(source.trace.bad_lines)
         if not unchained_ids:
             check_order(survey, source)
@@ -311,6 +287,7 @@ def advise(
         full = survey.block_lengths.fits(known.count)
         if full:
             recorded = replace(recorded, trace=recorded.trace.full_blocks(known.count))
+            decoding = replace(decoding, full_blocks=True)
         told = recorded.trace.hints
         setup = _setup(
             [_SOME if capacity is None else capacity for capacity in capacities],
@@ -326,9 +303,6 @@ def advise(
         if disk is not None:
             size_of_disk = _bytes_of(disk, "--disk", setup.chunks, recorded.trace.unique_blocks)
             behind = Disk(size_of_disk, disk_policies or POLICIES)
-        decoding = Decoding(
-            traces, reading, block_tokens, hints, full_blocks=full, arrivals=engines is not None
-        )
         context: dict[str, Any] = {
             "trace": source.name,
             "model": model,

@@ -1,17 +1,4 @@
-"""Lines of a recording: the calling thread packs requests, the log's thread makes text of them.
-
-An id is SipHash-2-4 of the block hash's Python hash, keyed with the salt. SipHash is a
-pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id reveals
-nothing of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of the
-block hash, so a hash of any length takes the same path. 52 of the 64 bits are kept, 13 per group of
-four digits. The first group is never below 1000, so every id has 16 digits and is written without a
-division. Among n blocks two share an id with a chance of about n² / 2⁵³.
-
-The standard library's keyed BLAKE2b was tried instead and not kept: measured in turn in one
-process, an id took 640 ns of CPU time under the interpreter's lock, against 14 ns compiled. At
-100,000 blocks per second that is 6 % of a core, and the slowest hundredth of a scheduler thread's
-steps, which wait for that lock, took 15 ms instead of 4.
-"""
+"""Lines of a recording, compiled; see ``_request_lines_py`` for the Python twin, and for why."""
 
 from time import monotonic_ns
 

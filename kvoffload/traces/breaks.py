@@ -14,8 +14,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Break", "PrefixBreaks"]
-
 Texts = list[tuple[str, str]]
 """The parts of a prompt: a role and a text each."""
 

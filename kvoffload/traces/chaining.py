@@ -23,8 +23,6 @@ from kvoffload._sampling import hash_ids
 
 from .id_map import Ids, flattened
 
-__all__ = ["Chaining", "ChainingCounter"]
-
 MOST_IDS = 2**14
 BATCH = 2**16
 """Blocks that are collected before they are examined."""
@@ -122,7 +120,6 @@ class ChainingCounter:
         chosen = ids[self._is_chosen(ids)]
         least = np.full(len(chosen), _LARGEST)
         self._merge(chosen, least, np.zeros(len(chosen), np.uint64), np.arange(len(chosen)))
-        self._halve()
         self._examined += 1
         if self._examined >= WHOLE_BATCHES:
             self._to_skip = (STRIDE - 1) * len(ids)
@@ -155,17 +152,6 @@ class ChainingCounter:
             np.where(is_first, np.uint64(0), before),
             rows,
         )
-        self._halve()
-
-    def _halve(self) -> None:
-        """Remember half of the ids as long as they are too many."""
-        while len(self._ids) > self._most_ids:
-            self._halvings += 1
-            kept = self._is_chosen(self._ids)
-            self._ids, self._least, self._greatest = (
-                part[kept] for part in (self._ids, self._least, self._greatest)
-            )
-            self._repeated, self._unchained = self._repeated[kept], self._unchained[kept]
 
     def _is_chosen(self, ids: Ids) -> Flags:
         if not self._halvings:
@@ -198,3 +184,10 @@ class ChainingCounter:
         if self._unchained.any():
             concerned = rows[np.repeat(self._unchained, sizes)]
             self._unchained_requests += len(np.unique(concerned[concerned >= 0]))
+        while len(self._ids) > self._most_ids:  # remember half of them
+            self._halvings += 1
+            kept = self._is_chosen(self._ids)
+            self._ids, self._least, self._greatest = (
+                part[kept] for part in (self._ids, self._least, self._greatest)
+            )
+            self._repeated, self._unchained = self._repeated[kept], self._unchained[kept]

@@ -24,8 +24,6 @@ from kvoffload._printable import printable
 from ._template_child import MOST_BYTES
 from .errors import BadLineError, TraceError
 
-__all__ = ["ChatTemplate"]
-
 SECONDS = 3.0  # of time on the wall, per request
 START_SECONDS = 60.0  # until the process is ready: a busy machine starts one slowly
 LEAST_OUTPUT = 2**20  # characters of the longest text, however short the request
@@ -40,7 +38,6 @@ _UNBOUNDED = (
     "tokenizer.json instead of its folder"
 )
 _CHILD = Path(__file__).with_name("_template_child.py")
-_NEEDED = ("jinja2", "markupsafe")
 _ESCAPED = 6  # bytes of a character in JSON of ASCII; a pair of surrogates has two of them
 _MORE_BYTES = 2**10  # of an answer besides its text
 _PIECE = 2**16

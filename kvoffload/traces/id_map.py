@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IdMap", "Ids", "Numbers", "flattened"]
-
 Ids = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 

@@ -131,10 +131,6 @@ class Bytes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file, unless it is standard input."""
         self._stream = None
         self._closing.close()
 
@@ -146,14 +142,24 @@ class Bytes:
         TraceError
             If the file cannot be read, or the compressed data is cut off or damaged.
         """
+        return self._from_stream("read", size, None)
+
+    def _from_stream(self, method: str, size: int, line: int | None) -> bytes:
+        """Return what a method of the stream returns, nothing at the end.
+
+        A failed read ends it: silently for a truncated recording, else with an error of the line.
+        """
         if self._stream is None:
             return b""
         try:
-            return self._stream.read(size)
+            found: bytes = getattr(self._stream, method)(size)
         except self._faults as error:
             self._stream = None
+            if self.is_recording and _is_cut_off(error):
+                return b""
             rule = f"must be readable to its end: {_why(error)}"
-            raise TraceError(self.name, None, rule) from None
+            raise TraceError(self.name, line, rule) from None
+        return found
 
 
 class Lines(Bytes):
@@ -213,13 +219,7 @@ class Lines(Bytes):
 
     def ahead(self) -> bytes:
         """Return bytes that come next, without reading them; without a byte order mark."""
-        if self._stream is None:
-            return b""
-        try:
-            found: bytes = self._stream.peek(1)  # type: ignore[attr-defined]
-        except self._faults as error:
-            found = self._end_by(error)
-        return found.removeprefix(b"\xef\xbb\xbf")
+        return self._from_stream("peek", 1, self.count + 1).removeprefix(b"\xef\xbb\xbf")
 
     @property
     def most_bytes(self) -> int:
@@ -230,20 +230,7 @@ class Lines(Bytes):
 
     def _read(self, most: int | None = None) -> bytes:
         """Return the next piece of at most one line, empty at the end of the file."""
-        if self._stream is None:
-            return b""
-        try:
-            return self._stream.readline(most or self._piece_bytes)
-        except self._faults as error:
-            return self._end_by(error)
-
-    def _end_by(self, error: Exception) -> bytes:
-        """End after a failed read: silently for a truncated recording, else with an error."""
-        self._stream = None
-        if self.is_recording and _is_cut_off(error):
-            return b""
-        rule = f"must be readable to its end: {_why(error)}"
-        raise TraceError(self.name, self.count + 1, rule) from None
+        return self._from_stream("readline", most or self._piece_bytes, self.count + 1)
 
     def _pass_over(self) -> None:
         """Skip to the end of the line."""
@@ -255,12 +242,7 @@ class Lines(Bytes):
 
     def _pass_over_blank_lines(self) -> None:
         """Skip all blank lines that are in the buffer at once."""
-        if self._stream is None:
-            return
-        try:
-            ahead: bytes = self._stream.peek(1)  # type: ignore[attr-defined]
-        except self._faults as error:
-            ahead = self._end_by(error)
+        ahead = self._from_stream("peek", 1, self.count + 1)
         blank = len(ahead) - len(ahead.lstrip())
         end = ahead.rfind(b"\n", 0, blank) + 1
         if end and self._stream is not None:

@@ -22,8 +22,6 @@ from .reader import Trace
 from .request import MAX_HASH_ID, Request
 from .sessions import SessionOptions
 
-__all__ = ["MergedTrace", "trace_files"]
-
 SUFFIXES = (
     *(".jsonl", ".json", ".log", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst"),
     *(".oracleGeneral", ".oracleGeneral.bin"),
@@ -238,39 +236,32 @@ class MergedTrace:
         ]
         empty = len(self._traces) - len(started)
         self.id_spaces = len(set(spaces)) + (0 if None in spaces else empty)
-        moved = [
-            _moved(
-                requests,
-                1000 * ((first_of_all if trace.start is None else trace.start) - earliest),
-            )
-            for trace, requests in started
-        ]
-        apart = [
-            requests if space is None else _apart(requests, space, len(started))
-            for requests, space in zip(moved, spaces, strict=True)
-        ]
-        yield from heapq.merge(*apart, key=lambda request: request.timestamp)
+        placed = []
+        for (trace, requests), space in zip(started, spaces, strict=True):
+            begin = first_of_all if trace.start is None else trace.start
+            later = round(1000 * (begin - earliest))
+            placed.append(_placed(requests, later, space, len(started)))
+        yield from heapq.merge(*placed, key=lambda request: request.timestamp)
 
 
-def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request]:
-    """Yield requests with their times shifted."""
-    later = round(milliseconds)
-    if not later:
-        return requests
-    return (replace(request, timestamp=request.timestamp + later) for request in requests)
+def _placed(
+    requests: Iterator[Request], later: int, index: int | None, files: int
+) -> Iterator[Request]:
+    """Yield the requests of one file with their times shifted by milliseconds.
 
-
-def _apart(requests: Iterator[Request], index: int, files: int) -> Iterator[Request]:
-    """Yield the requests of one file with ids and sessions distinct from the others'."""
+    Unless `index` is None, their ids and sessions become distinct from those of the other files.
+    """
     limit = (MAX_HASH_ID + 1) // files
-    moved_by = (index + 1) * _STRIDE
+    moved_by = ((index or 0) + 1) * _STRIDE
     for request in requests:
-        ids = [
-            hash_id * files + index if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
-            for hash_id in request.hash_ids
-        ]
-        session = None if request.session is None else bounded_name(f"{index}:{request.session}")
-        yield replace(request, hash_ids=tuple(ids), session=session)
+        ids, session, time = request.hash_ids, request.session, request.timestamp + later
+        if index is not None:
+            ids = tuple(
+                hash_id * files + index if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
+                for hash_id in ids
+            )
+            session = None if session is None else bounded_name(f"{index}:{session}")
+        yield replace(request, timestamp=time, hash_ids=ids, session=session)
 
 
 def _holds_sessions(path: str, format: str | None) -> bool:

@@ -18,15 +18,6 @@ from .errors import TraceError
 from .lines import Bytes
 from .request import Request
 
-__all__ = [
-    "OBJECTS",
-    "ObjectBatch",
-    "are_objects",
-    "batches_of",
-    "object_batches",
-    "requests_of",
-]
-
 OBJECTS = "objects"
 """Name of the format of text."""
 

@@ -27,8 +27,6 @@ from .lines import Bytes
 from .objects import ObjectBatch
 from .request import Request
 
-__all__ = ["ORACLE_GENERAL", "is_named_oracle_general", "record_batches", "write_oracle_general"]
-
 ORACLE_GENERAL = "oracle-general"
 """Name of the format."""
 

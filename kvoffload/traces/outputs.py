@@ -20,8 +20,6 @@ from typing import BinaryIO, cast
 
 from kvoffload._output_file import OutputFile
 
-__all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
-
 # click's `open_file(atomic=True)` would not do, even if the library depended on click: it replaces
 # the file also when the block raises, replaces devices, pipes and read-only files, creates its
 # temporary file beside a link and not beside the target, leaves it behind on a full disk, and its
@@ -86,7 +84,8 @@ def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
 def own_descriptor(name: str) -> int | None:
     """Return the number of the process's own descriptor that a path leads to, or None."""
     found = _descriptor(name)
-    return int(found["descriptor"]) if found is not None and _is_own(found) else None
+    is_own = found is not None and found["process"] in (None, str(os.getpid()))
+    return int(found["descriptor"]) if found is not None and is_own else None
 
 
 def _descriptor(name: str) -> re.Match[str] | None:
@@ -104,16 +103,12 @@ def _descriptor(name: str) -> re.Match[str] | None:
     return None
 
 
-def _is_own(descriptor: re.Match[str]) -> bool:
-    return descriptor["process"] in (None, str(os.getpid()))
-
-
 def _open_through(name: str) -> int | None:
     """Open a file that must not be replaced; return None for a regular or missing one."""
-    found = _descriptor(name)
-    if found is not None and _is_own(found):
-        return os.dup(int(found["descriptor"]))  # opening it again would overwrite a file
-    if found is not None:
+    own = own_descriptor(name)
+    if own is not None:
+        return os.dup(own)  # opening it again would overwrite a file
+    if _descriptor(name) is not None:
         return os.open(name, _THROUGH | os.O_APPEND)
     mode = _mode(name)
     if mode is None or stat.S_ISREG(mode):

@@ -27,8 +27,6 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .breaks import PrefixBreaks
 
-__all__ = ["MARK", "ROLES", "PromptBlocks", "PromptOptions", "check_tokens"]
-
 ROLES = ("messages", "prompt", "system", "tools", "time", "session", "model", "output")
 """Roles that a field of a log may have."""
 BLOCK_TOKENS = 16
@@ -125,28 +123,14 @@ class PromptBlocks:
         self.tokens_per_image = options.tokens_per_image
         self.bytes_per_token = options.bytes_per_token
         self._tokenizer = None if options.tokenizer is None else Tokenizer(options.tokenizer)
+        self.is_approximate = self._tokenizer is None  # tokens are counted by bytes
+        self.template = None if self._tokenizer is None else self._tokenizer.template
         self._whose: dict[tuple[bytes, str], bytes] = {}  # secrets by model
         if options.salt is None:
             self._key = secrets.token_bytes(32)
         else:
             salt = options.salt.encode("utf-8", "surrogatepass")
             self._key = pbkdf2_hmac("sha256", salt, b"kvoffload prompts", _ROUNDS)
-
-    @property
-    def is_approximate(self) -> bool:
-        """Whether tokens are approximated by bytes."""
-        return self._tokenizer is None
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return self._tokenizer is not None and self._tokenizer.template is not None
-
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, unix: float) -> str:
-        """Render messages with the chat template; BadLineError, without their text, if it fails."""
-        if self._tokenizer is None or self._tokenizer.template is None:
-            raise ValueError("tokenizer must have a chat template, got none")
-        return self._tokenizer.template.render(messages, tools, unix)
 
     def part_tokens(self, size: int) -> int:
         """Return the tokens of a part without text: fewer if it has hardly any bytes."""
@@ -160,28 +144,25 @@ class PromptBlocks:
         `special`: whether the tokenizer adds the tokens with which a text begins. `marks`: texts
         from `digest` in angle brackets that stand for so many tokens.
         """
-        if self._tokenizer is not None:
-            tokens: list[int] = []
-            pieces, counts = _divided(text, marks or {})
-            for index, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
-                if count is None:
-                    plain = piece.encode("utf-8", "replace").decode()
-                    tokens += self._tokenizer.tokens(plain, special=special and not index)
-                else:
-                    tokens += np.frombuffer(_filling(piece, 4 * count), dtype=_TOKEN).tolist()
-            return self.of_tokens(tokens, model)
+        marks = marks or {}
+        pieces = MARK.split(text) if marks else [text]
         size = self.bytes_per_token
-        if not marks:
-            data = text.encode("utf-8", "surrogatepass")
+        if self._tokenizer is None:
+            data = b"".join(
+                _filling(piece, size * marks[piece])
+                if index % 2 and piece in marks
+                else piece.encode("utf-8", "surrogatepass")
+                for index, piece in enumerate(pieces)  # every other one may be a mark
+            )
             return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
-        pieces, counts = _divided(text, marks)
-        data = b"".join(
-            piece.encode("utf-8", "surrogatepass")
-            if count is None
-            else _filling(piece, size * count)
-            for piece, count in zip(pieces, counts, strict=True)
-        )
-        return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
+        tokens: list[int] = []
+        for index, piece in enumerate(pieces):
+            if index % 2 and piece in marks:
+                tokens += np.frombuffer(_filling(piece, 4 * marks[piece]), dtype=_TOKEN).tolist()
+            else:
+                plain = piece.encode("utf-8", "replace").decode()
+                tokens += self._tokenizer.tokens(plain, special=special and not index)
+        return self.of_tokens(tokens, model)
 
     def of_tokens(self, tokens: Sequence[int], model: str) -> tuple[int, tuple[int, ...]]:
         """Return the number of tokens and the ids of their full blocks."""
@@ -219,12 +200,6 @@ class PromptBlocks:
             digests.append(parent)
         ids: list[int] = (np.frombuffer(b"".join(digests), ">u8") >> np.uint64(1)).tolist()
         return tuple(ids)
-
-
-def _divided(text: str, marks: Mapping[str, int]) -> tuple[list[str], list[int | None]]:
-    """Divide a text at marks; return the pieces and, for those that are marks, their tokens."""
-    pieces = MARK.split(text) if marks else [text]
-    return pieces, [marks.get(piece) for piece in pieces]
 
 
 def _filling(mark: str, size: int) -> bytes:

@@ -15,8 +15,6 @@ from kvoffload.errors import describe
 
 from .request import Request
 
-__all__ = ["WORDS", "prompt_of", "write_prompts"]
-
 _WORDS_TEXT = """
 the of and to in is you that it he was for on are as with his they at be this have from or
 one had by word but not what all were we when your can said there use an each which she do

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from .ahead import Ahead
 from .errors import BadLineError, TraceError
-from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, Format, Parser, recognise
+from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, recognise
+from .formats.base import Format, Parser
 from .formats.gateways import ANY_LOG, log_of
 from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser
@@ -184,7 +185,7 @@ class Trace:
         requests = 0
         is_settled = False  # whether a good line has shown the format
         with open_rows(self.path, self._given_format, self._prompts, self._max_line_bytes) as rows:
-            found = Ahead(rows)
+            found = _Ahead(rows)
             if found_format is MOONCAKE_DELTA:
                 self._id_tokens = self._sessions.block_tokens
                 if self._id_tokens is None:
@@ -227,19 +228,17 @@ class Trace:
         """Whether a line shows the format, or which of the logs it is of."""
         return self._given_format in (None, CSV, PARQUET, ANY_LOG.name)
 
-    def _pass_over(self, error: BadLineError, where: Lines | Ahead) -> None:
+    def _pass_over(self, error: BadLineError, where: Lines | _Ahead) -> None:
         """Count a bad line, or raise TraceError if they are not to be skipped."""
         if not self.skip_bad:
             raise TraceError(where.name, where.count, str(error)) from None
         self.bad_lines += 1
 
     def _nothing(self, rows: Rows, parse: Parser) -> str:
-        """Return the rule that a trace without requests breaks."""
+        """Return what a trace without requests has instead, in words."""
         count, kind = self.bad_lines or rows.count, "bad" if self.bad_lines else "blank"
         got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
-        wanted = "" if self._model_name is None else f" to model {self._model_name!r}"
-        got = parse.nothing_text or got
-        return f"a trace must hold at least one request{wanted}, got {got}"
+        return parse.nothing_text or got
 
     def batches(self) -> Iterator[ObjectBatch] | None:
         """Return the rows in arrays if it is a trace of single objects, else None.
@@ -267,14 +266,16 @@ class Trace:
             is_empty = False
             yield each
         if is_empty:
-            raise self._empty(None, f"a trace must hold at least one request, got {got}")
+            raise self._empty(None, got)
 
-    def _empty(self, line: int | None, rule: str) -> TraceError:
+    def _empty(self, line: int | None, got: str) -> TraceError:
         """Return the error of a trace without requests."""
         self.is_empty = True
+        wanted = "" if self._model_name is None else f" to model {self._model_name!r}"
+        rule = f"a trace must hold at least one request{wanted}, got {got}"
         return TraceError(self.name, line, rule)
 
-    def _recognised(self, line: bytes, found: Ahead) -> Format:
+    def _recognised(self, line: bytes, found: _Ahead) -> Format:
         """Return the format of a line, by those that follow it if it does not show it."""
         if self._prompts.fields is not None:
             format: Format = mapped(self._given_format or "fields", self._prompts.fields)
@@ -288,7 +289,7 @@ class Trace:
         self.format = format.name
         return format
 
-    def _check_additions(self, parse: MooncakeDeltaParser, found: Ahead) -> None:
+    def _check_additions(self, parse: MooncakeDeltaParser, found: _Ahead) -> None:
         """Refuse a row that contradicts those by which the format was recognised."""
         if parse.has_repeats:
             rule = (
@@ -301,11 +302,11 @@ class Trace:
         if isinstance(format, Log):
             is_named = self._prompts.fields is not None or not self._is_to_be_recognised
             return LogParser(self._prompts, format, None if is_named else log_of)
-        if format is MOONCAKE_DELTA:
+        if format is MOONCAKE_DELTA and self._id_tokens is not None:
             return MooncakeDeltaParser(self._id_tokens, lambda: rows.bytes_read)
         return format.new_parser()
 
-    def _session_requests(self, first: Iterator[bytes], ahead: Ahead) -> Iterator[Request]:
+    def _session_requests(self, first: Iterator[bytes], ahead: _Ahead) -> Iterator[Request]:
         """Yield the requests of sessions; `first` are the lines of the first file."""
         parser = WekaParser(
             self._sessions.block_tokens, shared_prompts=self._sessions.shared_prompts
@@ -320,7 +321,7 @@ class Trace:
             yield from self._not_empty(rows.requests(), "sessions without any")
 
     def _add_sessions(
-        self, found: Iterator[bytes], lines: Lines | Ahead, parser: WekaParser, rows: SessionRows
+        self, found: Iterator[bytes], lines: Lines | _Ahead, parser: WekaParser, rows: SessionRows
     ) -> None:
         while True:
             try:
@@ -349,6 +350,58 @@ def _starts_with_objects(path: str) -> bool:
             return are_objects(lines.ahead().partition(b"\n")[0])
     except (TraceError, OSError, ValueError):
         return False  # the reader reports what is wrong with it
+
+
+class _Ahead:
+    """An iterator over lines, some of which may be looked at before their turn.
+
+    Attributes
+    ----------
+    name : str
+        Name of the trace in messages.
+    count : int
+        Number of the line returned last.
+    has_looked : bool
+        Whether lines have been looked at before their turn.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._held: deque[tuple[int, bytes | BadLineError | TraceError]] = deque()
+        self.name = rows.name
+        self.count = 0
+        self.has_looked = False
+
+    def __iter__(self) -> _Ahead:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._held:
+            self.count, item = self._held.popleft()
+            if isinstance(item, bytes):
+                return item
+            raise item
+        try:
+            return next(self._rows)
+        finally:
+            self.count = self._rows.count
+
+    def look(self, most_bytes: int) -> Iterator[bytes]:
+        """Yield lines that keep their turn: errors are passed over, and raised in theirs."""
+        self.has_looked = True
+        held = 0
+        while held < most_bytes:
+            item: bytes | BadLineError | TraceError
+            try:
+                item = next(self._rows)
+            except StopIteration:
+                return
+            except (BadLineError, TraceError) as error:
+                item = error
+            self._held.append((self._rows.count, item))
+            held += len(item) + 100 if isinstance(item, bytes) else 1000
+            if isinstance(item, bytes):
+                yield item
 
 
 class _Probe:

@@ -40,9 +40,6 @@ if TYPE_CHECKING or IMPLEMENTATION == "python":
 else:
     from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 MIN_BYTES, MAX_BYTES = 2**16, 2**63 - 1
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 1.0  # longest that a request waits for others of its frame
@@ -62,9 +59,9 @@ _logger = logging.getLogger(__name__)
 class RequestLog:
     """A writer of requests to a file in the Mooncake format, with salted ids.
 
-    A context manager. Nothing is raised once the log is open. If the file cannot be written,
-    recording stops and one message is logged; if requests come faster than they can be written,
-    those that exceed the queue are dropped and counted.
+    Nothing is raised once the log is open. If the file cannot be written, recording stops and one
+    message is logged; if requests come faster than they can be written, those that exceed the queue
+    are dropped and counted.
 
     `add` may be called from any thread. In a process forked from this one the log does not record.
     Messages are logged by the log's own thread.
@@ -165,12 +162,6 @@ class RequestLog:
             self._call.set()
             self._thread.join()
         atexit.unregister(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def finish(self) -> None:
         """Close without waiting: the thread writes the queued requests and ends soon."""

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from .id_map import IdMap, Ids, Numbers, flattened
 from .request import Request
 
-__all__ = ["KEPT_SECONDS", "KeptCounter", "Returns", "SessionCounter"]
-
 KEPT_SECONDS = (60, 120, 300, 600, 1200, 1800, 3600)
 BATCH = 2**18
 """Blocks that are collected before they are counted: 2 MiB of ids, large enough to merge."""

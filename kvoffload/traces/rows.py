@@ -27,8 +27,6 @@ from .prompt_blocks import PromptOptions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CSV", "PARQUET", "Rows", "open_rows"]
-
 CSV, PARQUET = "csv", "parquet"
 DELIMITERS = ",;\t|"
 MANY_NUMBERS = 10
@@ -60,7 +58,7 @@ def open_rows(
         start = lines.ahead().lstrip()
         first = start.partition(b"\n")[0]
         if format == CSV or (format is None and _is_table(first, path, options)):
-            yield TableRows(lines, options, max_row_bytes)
+            yield TableRows(lines, options)
         elif start.startswith(b"[") or re.match(rb"\{\s*\n", start):
             yield JSONObjects(lines)
         else:
@@ -196,11 +194,10 @@ class TableRows(_OfLines):
     line lacks a column that is named, or the prompts are counts.
     """
 
-    def __init__(self, lines: Lines, options: PromptOptions, max_row_bytes: int) -> None:
+    def __init__(self, lines: Lines, options: PromptOptions) -> None:
         super().__init__(lines)
         self._named = options.fields or {}
-        self._texts = _Texts(lines, max_row_bytes)
-        self._max_row_bytes = max_row_bytes
+        self._texts = _Texts(lines)
         self._numbers = 0  # rows so far whose prompt is a number
         self._has_text = "prompt" not in self._named  # a row's prompt is not
         json = require("msgspec", "reading a trace").json
@@ -282,7 +279,8 @@ class TableRows(_OfLines):
 
     def _row(self) -> list[str]:
         """Return the next row that is not blank."""
-        limit = csv.field_size_limit(self._max_row_bytes)  # of the whole process, for a moment
+        # Of the whole process, for a moment; `_Texts` bounds a row.
+        limit = csv.field_size_limit(2**31 - 1)
         try:
             while True:
                 self._texts.size = 0
@@ -306,18 +304,14 @@ def _plain_name(name: str) -> str:
 class _Texts:
     """The lines of a file as text, as the csv module takes them."""
 
-    def __init__(self, lines: Lines, max_row_bytes: int) -> None:
+    def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._max_row_bytes = max_row_bytes
         self.size = 0  # of the row so far, bytes
         self.has_ended = False
-        self._most = self._most_bytes()  # so far
+        self._most = lines.most_bytes  # so far
 
     def __iter__(self) -> Iterator[str]:
         return self
-
-    def _most_bytes(self) -> int:
-        return min(self._max_row_bytes, self._lines.most_bytes)
 
     def __next__(self) -> str:
         line = self._lines.whole_line()
@@ -325,7 +319,7 @@ class _Texts:
             self.has_ended = True
             raise StopIteration
         self.size += len(line)
-        if self.size > self._most and self.size > (most := self._most_bytes()):
+        if self.size > self._most and self.size > (most := self._lines.most_bytes):
             raise BadLineError(f"a row must be at most {most} bytes long, got a longer one")
         try:
             return line.decode()

@@ -15,12 +15,11 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from kvoffload._output_file import OutputFile
+
 from .formats.mooncake import MOONCAKE
-from .outputs import OutputFile
 from .request import Request
 from .writer import trace_line
-
-__all__ = ["Spool", "scratch_file"]
 
 PREFIX = "kvoffload-"
 _WORD_BYTES = 8
@@ -64,30 +63,29 @@ class Spool:
 
     def __init__(self, stream: BinaryIO, path: str) -> None:
         self._stream, self._path = stream, path
-        self._end = 0
+        self._starts = array("q", (0,))  # of the requests in the file, and of the next one
 
-    def add(self, request: Request) -> int:
-        """Write a request; return where it begins in the file."""
-        start = self._end
+    def add(self, request: Request) -> None:
+        """Write a request."""
         words = array("Q", (len(request.hash_ids), *request.hash_ids))
-        self._end += self._stream.write(words)
-        self._end += self._stream.write(trace_line(replace(request, hash_ids=())))
-        return start
+        size = self._stream.write(words)
+        size += self._stream.write(trace_line(replace(request, hash_ids=())))
+        self._starts.append(self._starts[-1] + size)
 
     def __iter__(self) -> Iterator[Request]:
         for request, ids in self.read():
             yield replace(request, hash_ids=ids)
 
-    def read(self, starts: Iterable[int] | None = None) -> Iterator[tuple[Request, Blocks]]:
-        """Yield the requests that begin at some places, by default all, each with its ids apart.
+    def read(self, order: Iterable[int] | None = None) -> Iterator[tuple[Request, Blocks]]:
+        """Yield the requests in an order of their numbers, or as added, each with its ids apart.
 
         Nothing may be added meanwhile.
         """
         self._stream.flush()
         parse = MOONCAKE.new_parser()
         with Path(self._path).open("rb") as file:
-            for start in iter(file.tell, self._end) if starts is None else starts:
-                file.seek(start)
+            for number in range(len(self._starts) - 1) if order is None else order:
+                file.seek(self._starts[number])
                 count = int.from_bytes(file.read(_WORD_BYTES), sys.byteorder)
                 ids = np.frombuffer(file.read(_WORD_BYTES * count), np.uint64)
                 yield parse(file.readline()), tuple(ids.tolist())

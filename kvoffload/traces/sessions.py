@@ -24,8 +24,6 @@ from .formats.weka import Session
 from .request import Request
 from .scratch import Spool
 
-__all__ = ["SessionOptions", "SessionRows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
@@ -74,7 +72,7 @@ class SessionRows:
         self._random = random.Random(options.seed)  # noqa: S311
         self._from_markers = False
         self._times, self._markers = array("d"), array("d")  # seconds
-        self._starts, self._nexts = array("q"), array("q")  # the stream's next row, -1: none
+        self._nexts = array("q")  # the stream's next row, -1: none
         self._spool = Spool(stream, path)
 
     def add(self, session: Session) -> None:
@@ -90,7 +88,7 @@ class SessionRows:
             self._times.append(start + row.seconds)
             self._markers.append(row.marker)
             self._nexts.append(-1)
-            self._starts.append(self._spool.add(row.request))
+            self._spool.add(row.request)
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests in the order of time; equal times keep the order of the sessions."""
@@ -100,8 +98,7 @@ class SessionRows:
         until = math.inf if self._options.until_s is None else self._options.until_s
         order = np.argsort(times, kind="stable")
         order = order[times[order] <= until].tolist()
-        spooled = self._spool.read(map(self._starts.__getitem__, order))
-        for index, (request, ids) in zip(order, spooled, strict=True):
+        for index, (request, ids) in zip(order, self._spool.read(order), strict=True):
             if self._options.block_tokens is not None and not ids:
                 continue
             seconds = float(times[index])

@@ -11,8 +11,6 @@ import numpy as np
 from .request import Request
 from .scratch import Spool, scratch_file
 
-__all__ = ["counted_from_first", "sorted_by_time"]
-
 
 def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
     """Yield requests in the order of their timestamps; equal ones keep their order.
@@ -20,13 +18,13 @@ def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
     All are read first, into a temporary file; in memory they take some 50 bytes each, however many
     blocks they have. An OSError names the folder of that file.
     """
-    times, starts = array("d"), array("q")
+    times = array("d")
     with scratch_file() as (stream, path):
         spool = Spool(stream, path)
         for request in requests:
             times.append(request.timestamp)
-            starts.append(spool.add(request))
-        for request, ids in spool.read(map(starts.__getitem__, np.argsort(times, kind="stable"))):
+            spool.add(request)
+        for request, ids in spool.read(np.argsort(times, kind="stable")):
             yield replace(request, hash_ids=ids)
 
 

@@ -280,14 +280,11 @@ class Survey:
         self.output_tokens += request.output_length
         self.longest = max(self.longest, length)
         if request.type is not None:
-            self._count_type(request)
+            is_listed = request.type in self.types or len(self.types) < MOST_TYPES
+            self.types[request.type if is_listed else "others"] += 1
+            self.most_turns = max(self.most_turns, request.turn or 0)
         self.block_lengths.add(request.input_length, length)
         self._chaining.add(request.hash_ids)
-
-    def _count_type(self, request: Request) -> None:
-        kind = str(request.type)
-        self.types[kind if kind in self.types or len(self.types) < MOST_TYPES else "others"] += 1
-        self.most_turns = max(self.most_turns, request.turn or 0)
 
     def counting(self, requests: Iterable[Request]) -> Iterable[Request]:
         """Return requests that are counted with `add` as another reader reads them, once."""

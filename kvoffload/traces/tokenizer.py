@@ -15,8 +15,6 @@ from .errors import BadLineError, TraceError
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate
 
-__all__ = ["Tokenizer"]
-
 MOST_TOKENIZER_BYTES = 2**28
 MOST_CONFIG_BYTES = 2**24
 MOST_TEMPLATE_BYTES = 2**20

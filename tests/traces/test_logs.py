@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvoffload.traces import MergedTrace, PromptOptions, Survey, Trace, TraceError
+from kvoffload.traces.chat_template import ChatTemplate
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.formats.gateways import OPENAI
 from kvoffload.traces.formats.logs import LogParser
@@ -520,7 +521,7 @@ def test_a_chat_template_is_rendered(model, tmp_path, place):
     blocks = PromptBlocks(PromptOptions(tokenizer=folder))
     messages = [message("user", " one "), message("assistant", "two")]
     start = "" if place == "file" else "four"
-    told = " ".join(blocks.render(messages, None, 0.0).split())
+    told = " ".join(blocks.template.render(messages, None, 0.0).split())
     assert told.removeprefix("four").strip() == "user one assistant two assistant"
     assert told.startswith(start)
     (one,) = read(tmp_path, {"messages": messages}, tokenizer=folder, block_tokens=1)
@@ -545,9 +546,9 @@ def test_templates_use_what_chat_templates_use(model, tmp_path):
         rendered.append(original(self, *arguments))
         return rendered[-1]
 
-    original = PromptBlocks.render
+    original = ChatTemplate.render
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PromptBlocks, "render", render)
+        patch.setattr(ChatTemplate, "render", render)
         read(tmp_path, row, tokenizer=folder)
     assert rendered == ['user5[{"é": 1}]1825 Nov 2024hé']
 

@@ -427,14 +427,6 @@ def test_a_forked_child_does_not_record(path):
     assert [len(ids) for ids in recorded(path)] == [1]
 
 
-def test_the_end_of_a_block_closes_the_log(path):
-    with request_log.RequestLog(path) as log:
-        log.add(HASHES)
-        assert log.recording
-    assert not log.recording
-    assert [len(ids) for ids in recorded(path)] == [8]
-
-
 ANY, INTEGER = CPUOffloadingManager(16, 9), "must be an integer, got "
 
 

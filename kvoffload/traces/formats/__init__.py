@@ -11,7 +11,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.objects import are_objects
 
 from .bailian import BAILIAN
-from .base import Format, Parser, kind_of, text_size
+from .base import Format, kind_of, text_size
 from .conversation import MOST_UNREAD
 from .dynamo import DYNAMO, SCHEMA
 from .gateways import ANY_LOG, LOGS, log_of, nearest
@@ -22,15 +22,6 @@ from .logs import unknown
 from .mooncake import MOONCAKE
 from .mooncake_delta import MOONCAKE_DELTA
 from .weka import WEKA
-
-__all__ = [
-    "FORMATS",
-    "LOG_FORMATS",
-    "MODEL_FORMATS",
-    "Format",
-    "Parser",
-    "recognise",
-]
 
 FORMATS: dict[str, Format] = {
     found.name: found

@@ -86,6 +86,4 @@ def _chat(value: object, name: str) -> str:
     return str(value)
 
 
-BAILIAN = Format(
-    "bailian", "JSON Lines with chat_id and hash_ids, 16 tokens per block", BailianParser
-)
+BAILIAN = Format("bailian", BailianParser)

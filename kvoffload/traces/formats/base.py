@@ -53,8 +53,7 @@ class Format:
     """
 
     name: str  # for ``--format``
-    summary: str  # one line
-    new_parser: Callable[[], Parser]  # for one pass over one trace
+    new_parser: Callable[[], Parser] = Parser  # for one pass over one trace, without options
     has_hashes: bool = False
 
 

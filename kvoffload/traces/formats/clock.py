@@ -10,8 +10,6 @@ from kvoffload.traces.errors import BadLineError
 
 from .base import kind_of
 
-__all__ = ["unix_seconds"]
-
 MOST_SECONDS = 10**11  # from here on a time is in milliseconds, and so on
 _MOST_TIME = 10**21  # any unit
 _UNITS = 3  # smaller ones: milliseconds, microseconds, nanoseconds

@@ -20,8 +20,6 @@ from .conversation import Conversation, Message
 if TYPE_CHECKING:
     from .logs import Row
 
-__all__ = ["History"]
-
 MOST_HELD = 2**25  # characters of all responses together
 MOST_MESSAGES = 2**12  # of a prompt
 FREE_MADE = 2**24  # characters of whole prompts, however small the log is

@@ -15,8 +15,6 @@ from kvoffload.traces.errors import BadLineError
 from .base import kind_of, text_size
 from .json_text import packed, unpacked
 
-__all__ = ["MOST_UNREAD", "PART_KINDS", "Conversation", "Message"]
-
 Message = dict[str, Any]
 
 MOST_UNREAD = 200  # characters of a field that may be left out silently

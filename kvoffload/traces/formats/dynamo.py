@@ -21,6 +21,8 @@ from .base import Agreed, Format, Parser, field, integer, integer_ids, json_obje
 
 SCHEMA = "dynamo.request.trace.v1"
 REQUEST_END = "request_end"
+WITHOUT_HASHES = "requests have no block hashes: they are left out"
+OTHERS = "records of tools and payloads are not read"
 
 
 class DynamoParser(Parser):
@@ -29,18 +31,18 @@ class DynamoParser(Parser):
     def __init__(self) -> None:
         self.start = 0.0
         self._tokens = Agreed()
-        self._without_hashes = self._others = 0
+        self._unread = dict.fromkeys((WITHOUT_HASHES, OTHERS), 0)
 
     def requests(self, line: bytes) -> Sequence[Request]:
         """Parse a line; other records, and requests without hashes, are counted."""
         row = json_object(line)
         if field(row, "event_type") != REQUEST_END:
-            self._others += 1
+            self._unread[OTHERS] += 1
             return ()
         request = _object(field(row, "request"), "request")
         replay = request.get("replay")
         if replay is None:
-            self._without_hashes += 1
+            self._unread[WITHOUT_HASHES] += 1
             return ()
         return (self._request(row, request, _object(replay, "replay")),)
 
@@ -74,14 +76,7 @@ class DynamoParser(Parser):
     @property
     def remarks(self) -> list[str]:
         """Contents of the lines so far that were not read, in words."""
-        found = []
-        if self._without_hashes:
-            found.append(
-                f"{self._without_hashes:,} requests have no block hashes: they are left out"
-            )
-        if self._others:
-            found.append(f"{self._others:,} records of tools and payloads are not read")
-        return found
+        return [f"{count:,} {what}" for what, count in self._unread.items() if count]
 
 
 def _object(value: object, name: str) -> dict[str, Any]:
@@ -95,9 +90,4 @@ def _name(context: dict[str, Any], name: str) -> str | None:
     return None if value is None else text(value, name)
 
 
-DYNAMO = Format(
-    "dynamo",
-    "JSON Lines of records, the request trace of Dynamo",
-    DynamoParser,
-    has_hashes=True,
-)
+DYNAMO = Format("dynamo", DynamoParser, has_hashes=True)

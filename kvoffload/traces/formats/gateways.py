@@ -8,14 +8,16 @@ write its `Log` here, and a line of it in ``tests/traces/samples.py``.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from itertools import chain
 from typing import Any
 
-from .litellm_blocks import hashes_of
-from .logs import BODIES, Fields, Log, Row, other_call, within
-from .otel import INPUT, PREFIXES, RESOURCES, spans
+from kvoffload.traces.errors import BadLineError
 
-__all__ = ["ANY_LOG", "LOGS", "log_of", "nearest"]
+from .base import integer
+from .logs import BODIES, Fields, Hashes, Log, Row, other_call, within
+from .otel import INPUT, PREFIXES, RESOURCES, spans
 
 _BASE = Fields()
 _SESSION = _BASE.session
@@ -27,6 +29,12 @@ LEAST_ERROR = 400
 """The smallest HTTP status of an error."""
 _NO_TEXT = "redacted-by-litellm"
 REDACTED = (_NO_TEXT, [{"role": "user", "content": _NO_TEXT}])
+# The callback of LiteLLM 1.111: chained, keyed hashes of 16 hexadecimal digits in the metadata of
+# a row, the last one of a block that may be filled in part. A row may state the tokens of a block.
+_BLOCKS = "prefix_block_hashes"
+_LISTS = ("hash_ids", "hashes", "ids", "block_hashes", _BLOCKS)
+_SIZES = ("block_size", "block_tokens")
+MOST_LEVELS = 3  # of metadata within metadata
 CHATS = ("chat", "text_completion", "generate_content", "")
 """Operations of a span that have a prompt; spans need not say theirs."""
 
@@ -100,7 +108,6 @@ def _why_not_asked(row: Row) -> str:
 
 OTEL = Log(
     "otel",
-    "spans of OpenTelemetry with gen_ai attributes, as OTLP in JSON",
     is_one=_is_otel,
     rows=spans,
     ids=("spanId", "span_id"),
@@ -147,7 +154,6 @@ def _is_observation(given: dict[str, Any]) -> bool:
 
 LANGFUSE = Log(
     "langfuse",
-    "observations of Langfuse: GENERATION with input, of its API or exports",
     is_one=lambda row: all(map(_is_observation, _observations(row.given)[:1])),
     rows=_observations,
     ids=("id",),
@@ -172,7 +178,6 @@ _LITELLM_BODIES = ("", "model_parameters", "proxy_server_request", "proxy_server
 
 LITELLM = Log(
     "litellm",
-    "LiteLLM: standard logging payloads and spend logs",
     is_one=lambda row: "call_type" in row.given,
     ids=("request_id", "id"),
     why_none=_why_not_asked,
@@ -191,18 +196,48 @@ LITELLM = Log(
     advice="LiteLLM stores prompts with general_settings: store_prompts_in_spend_logs: true",
 )
 
+
+def _hashes_of(row: Row) -> Hashes | None:
+    """Return the hashes of a row and the tokens of a block, as far as it states them."""
+    found = next(_lists(row, row.given, MOST_LEVELS), None)
+    if found is None:
+        return None
+    holder, hashes = found
+    if not all(type(text) is str for text in hashes):
+        raise BadLineError(f"{_BLOCKS} must be a list of strings, got another list")
+    sizes = (holder.get(name) for name in _SIZES)
+    size = next((value for value in sizes if value is not None), None)
+    return hashes, None if size is None else integer(size, "block_size", least=1)
+
+
+def _lists(
+    row: Row, holder: dict[str, Any], levels: int
+) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield the list of hashes in a row or in its metadata, and the object that it is in."""
+    given = row.parsed(holder, _BLOCKS) if _BLOCKS in holder else None
+    if isinstance(given, list):
+        yield holder, given
+    elif isinstance(given, dict):
+        lists = (given.get(name) for name in _LISTS)
+        yield from ((given, found) for found in lists if isinstance(found, list))
+    if levels > 1:
+        for name in holder:
+            if "metadata" in name:
+                inner = row.parsed(holder, name)
+                if isinstance(inner, dict):
+                    yield from _lists(row, inner, levels - 1)
+
+
 LITELLM_BLOCKS = replace(
     LITELLM,
     name="litellm-blocks",
-    summary="rows of LiteLLM's callback prefix_block_hashes: hashes of blocks, and no text",
-    is_one=hashes_of,
-    hashes=hashes_of,
+    is_one=_hashes_of,
+    hashes=_hashes_of,
     advice="LiteLLM writes them with the callback prefix_block_hashes",
 )
 
 HELICONE = Log(
     "helicone",
-    "requests of Helicone, exported with their bodies",
     is_one=lambda row: "request_body" in row.given or "request_created_at" in row.given,
     ids=("request_id",),
     why_none=_why_not_asked,
@@ -227,7 +262,6 @@ HELICONE = Log(
 
 OPENROUTER = Log(
     "openrouter",
-    "generations of OpenRouter with their input",
     is_one=lambda row: "generation_id" in row.given or "native_tokens_completion" in row.given,
     ids=("generation_id", "id"),
     fields=Fields(
@@ -245,7 +279,6 @@ OPENROUTER = Log(
 
 RESPONSES = Log(
     "responses",
-    "requests of OpenAI's Responses API: input and instructions",
     is_one=_has_input,
     continues=True,
     fields=Fields(
@@ -257,15 +290,9 @@ RESPONSES = Log(
     ),
 )
 
-ANTHROPIC = Log(
-    "anthropic", "requests of Anthropic's Messages API: system and messages", is_one=_is_anthropic
-)
+ANTHROPIC = Log("anthropic", is_one=_is_anthropic)
 
-OPENAI = Log(
-    "openai",
-    "requests of chats and completions, as OpenAI-compatible servers take them",
-    is_one=_has_messages,
-)
+OPENAI = Log("openai", is_one=_has_messages)
 
 LEAST_COMMON = 2  # fields with the log that a row is most like
 ANY_LOG = OPENAI
@@ -287,7 +314,7 @@ def nearest(given: dict[str, Any]) -> str:
         name for value in given.values() if isinstance(value, dict) for name in value
     }
     counts = {
-        log.name: len(names & {part for paths in log.own_paths() for part in paths.split(".")})
+        log.name: len(names & {*".".join(chain(*astuple(log.fields))).split(".")})
         for log in LOGS.values()
         if log.hashes is None
     }

@@ -29,9 +29,4 @@ class HexadecimalParser(Parser):
         return Request(0, 0, 0, self._ids.of(words, "hash {}"))
 
 
-HEXADECIMAL = Format(
-    "hex",
-    "plain text, one request per line of hexadecimal hashes",
-    HexadecimalParser,
-    has_hashes=True,
-)
+HEXADECIMAL = Format("hex", HexadecimalParser, has_hashes=True)

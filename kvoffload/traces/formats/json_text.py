@@ -9,8 +9,6 @@ from typing import Any
 from kvoffload._extras import require
 from kvoffload.traces.errors import BadLineError
 
-__all__ = ["decoded", "packed", "unpacked"]
-
 
 @functools.cache
 def _codec() -> tuple[Any, Any, tuple[type[Exception], ...]]:

@@ -104,9 +104,4 @@ def _chunk_bytes(row: dict[str, Any]) -> int | None:
     return total if total <= MAX_LENGTH else None
 
 
-LMCACHE = Format(
-    "lmcache",
-    "JSON Lines with chunk_hashes, LMCache's lookup-hash log",
-    LMCacheParser,
-    has_hashes=True,
-)
+LMCACHE = Format("lmcache", LMCacheParser, has_hashes=True)

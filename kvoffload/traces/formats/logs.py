@@ -13,7 +13,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from kvoffload.traces.errors import BadLineError
@@ -25,19 +25,6 @@ from .clock import unix_seconds
 from .continued import History
 from .conversation import MOST_UNREAD, PART_KINDS, Conversation, Message
 from .json_text import decoded, packed, unpacked
-
-__all__ = [
-    "BODIES",
-    "Fields",
-    "Hashes",
-    "Log",
-    "LogParser",
-    "Row",
-    "mapped",
-    "other_call",
-    "unknown",
-    "within",
-]
 
 
 def within(holders: Iterable[str], *names: str) -> tuple[str, ...]:
@@ -128,29 +115,22 @@ class Log(Format):
     of a request: a row with the id and the prompt of an earlier one is the same request.
     """
 
-    new_parser: Callable[[], Parser] = field(default=Parser, kw_only=True)
-    has_hashes: bool = field(default=True, kw_only=True)
-    fields: Fields = field(default_factory=Fields, kw_only=True)
-    is_one: Callable[[Row], object] = field(default=lambda _: False, kw_only=True)
-    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = field(
-        default=None, kw_only=True
-    )
-    why_none: Callable[[Row], str] = field(default=lambda _: "", kw_only=True)
-    advice: str = field(default="", kw_only=True)
-    continues: bool = field(default=False, kw_only=True)
-    hashes: Callable[[Row], Hashes | None] | None = field(default=None, kw_only=True)
-    ids: tuple[str, ...] = field(default=(), kw_only=True)
-
-    def own_paths(self) -> Iterator[str]:
-        """Yield the paths of its fields."""
-        for role in ROLES:
-            yield from getattr(self.fields, role)
+    has_hashes: bool = True
+    _: KW_ONLY
+    fields: Fields = field(default_factory=Fields)
+    is_one: Callable[[Row], object] = lambda _: False
+    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = None
+    why_none: Callable[[Row], str] = lambda _: ""
+    advice: str = ""
+    continues: bool = False
+    hashes: Callable[[Row], Hashes | None] | None = None
+    ids: tuple[str, ...] = ()
 
 
 def mapped(name: str, fields: Mapping[str, str]) -> Log:
     """Return the log whose fields are the given ones: a path for each of some `ROLES`."""
     paths = {role: (fields[role],) if role in fields else () for role in ROLES}
-    return Log(name, "fields that are named", fields=Fields(**paths))
+    return Log(name, fields=Fields(**paths))
 
 
 class Row:
@@ -280,8 +260,11 @@ class LogParser(Parser):
             messages = self._talk.messages(given, path)
             if log.continues:
                 session, messages = self._history.whole(row, messages, session, self._marks)
-            used["tools"], used["system"], tools, lead = self._beside(row, fields)
-            length, hash_ids = self._chat(lead + messages, tools, model, seconds or 0.0)
+            used["tools"], given = row.first(fields.tools)
+            tools = self._talk.tools(given, used["tools"])
+            used["system"], given = row.first(fields.system)
+            messages = self._talk.system(given, used["system"]) + messages
+            length, hash_ids = self._chat(messages, tools, model, seconds or 0.0)
         else:
             length, hash_ids = self._completion(given, path, model)
         self._is_timed = seconds is not None
@@ -315,34 +298,29 @@ class LogParser(Parser):
         other = self._log_of(row.given)
         return None if other is log else other
 
-    def _beside(self, row: Row, fields: Fields) -> tuple[str, str, list[Any] | None, list[Message]]:
-        """Return the paths of tools and of a system prompt, the tools and its message."""
-        tools_path, given = row.first(fields.tools)
-        tools = self._talk.tools(given, tools_path)
-        path, system = row.first(fields.system)
-        return tools_path, path, tools, [] if system is None else self._talk.system(system, path)
-
     def _chat(
         self, messages: list[Message], tools: list[Any] | None, model: str, seconds: float
     ) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a chat and the ids of its blocks."""
-        talk, blocks = self._talk, self._blocks
-        texts = talk.texts(messages, tools) if not blocks.has_template or self._breaks else []
+        template = self._blocks.template
+        texts = self._talk.texts(messages, tools) if template is None or self._breaks else []
         if self._breaks is not None:
             texts = self._breaks.seen(texts)
-            if blocks.has_template and self._breaks.cuts:
+            if template is not None and self._breaks.cuts:
                 messages = [
                     {**message, "content": self._breaks.cut(message["role"], message["content"])}
                     for message in messages
                 ]
+        if template is not None:
+            text = template.render(messages, tools, seconds)
+            return self._text(text, model, special=False)
+        return self._text("".join([f"{role}\n{text}\n" for role, text in texts]), model)
+
+    def _text(self, text: str, model: str, *, special: bool = True) -> tuple[int, tuple[int, ...]]:
+        """Return the tokens of the text of a prompt and the ids of its blocks."""
         self._has_text = True
-        if blocks.has_template:
-            text = blocks.render(messages, tools, seconds)
-            self._num_cut += CUT in text
-            return blocks.of_text(text, model, special=False, marks=self._marks)
-        text = "".join([f"{role}\n{content}\n" for role, content in texts])
         self._num_cut += CUT in text
-        return blocks.of_text(text, model, special=True, marks=self._marks)
+        return self._blocks.of_text(text, model, special=special, marks=self._marks)
 
     def _hashed(self, row: Row, hashes: Hashes, model: str) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of a prompt, 0 if they are not known, and the ids of its blocks."""
@@ -357,11 +335,9 @@ class LogParser(Parser):
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            self._has_text = True
-            self._num_cut += CUT in prompt
             if self._breaks is not None:
                 ((_, prompt),) = self._breaks.seen([("prompt", prompt)])
-            return self._blocks.of_text(prompt, model, special=True)
+            return self._text(prompt, model)
         if isinstance(prompt, list) and all(type(token) is int for token in prompt):
             return self._blocks.of_tokens(check_tokens(prompt, path), model)
         found = kind_of(prompt)

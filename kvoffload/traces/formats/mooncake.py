@@ -279,6 +279,4 @@ def _name_given(row: dict[str, Any], name: str) -> str:
     return ALIASES[name] if row.get(name) is None and ALIASES[name] in row else name
 
 
-MOONCAKE = Format(
-    "mooncake", "JSON Lines with hash_ids, as published with Mooncake", MooncakeParser
-)
+MOONCAKE = Format("mooncake", MooncakeParser)

@@ -16,13 +16,11 @@ all prompts together, and the sessions that are held, are bounded by the bytes o
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
@@ -62,14 +60,10 @@ class MooncakeDeltaParser(MooncakeParser):
     have been read so far.
     """
 
-    def __init__(
-        self, block_tokens: int | None = None, bytes_read: Callable[[], int] = lambda: sys.maxsize
-    ) -> None:
+    def __init__(self, block_tokens: int, bytes_read: Callable[[], int]) -> None:
         super().__init__()
         self._bytes_read = bytes_read
-        if block_tokens is None:
-            raise ValueError("block_tokens must be given for mooncake-delta, got None")
-        self.block_tokens: int = check_int("block_tokens", block_tokens, 1, MOST_ID_TOKENS)
+        self.block_tokens: int = block_tokens
         self._prompts: dict[bytes, _Prompt] = {}
         self._held = self._made = 0
 
@@ -133,8 +127,4 @@ class MooncakeDeltaParser(MooncakeParser):
                 prompt.rest = blake2b(digest, digest_size=_ID_BYTES)
 
 
-MOONCAKE_DELTA = Format(
-    "mooncake-delta",
-    "Mooncake's rows with only what is new in a session, as Dynamo and AIPerf replay them",
-    MooncakeDeltaParser,
-)
+MOONCAKE_DELTA = Format("mooncake-delta")

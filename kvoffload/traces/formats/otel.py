@@ -15,8 +15,6 @@ from typing import Any
 
 from .json_text import unpacked
 
-__all__ = ["INPUT", "PREFIXES", "RESOURCES", "flat_span", "spans"]
-
 INPUT = "gen_ai.input.messages"
 PREFIXES = ("gen_ai.", "llm.input_messages.")
 """Beginnings of the names of attributes that have prompts."""

@@ -53,7 +53,6 @@ class Row:
 class Session:
     """A session: the rows of its streams, and how their times count."""
 
-    block_tokens: int
     rows: list[Row] = field(default_factory=list)
     counts_from_markers: bool = False  # a nested time is before its marker's
 
@@ -80,7 +79,7 @@ class WekaParser(Parser):
         equal token counts of both.
     """
 
-    def __init__(self, block_tokens: int | None = None, *, shared_prompts: bool = False) -> None:
+    def __init__(self, block_tokens: int | None, *, shared_prompts: bool) -> None:
         self.block_tokens = self._wanted_tokens = block_tokens
         self._shared_prompts = shared_prompts
         self._tokens = Agreed()
@@ -105,7 +104,7 @@ class WekaParser(Parser):
         reader = _SessionReader(size, tokens // size, name if scope == "local" else None)
         if self._shared_prompts:
             reader.share(given)
-        session = Session(tokens)
+        session = Session()
         reader.read(given, _Stream(name, None, 0.0, 0), session)
         self.block_tokens = self._tokens.with_one(tokens)
         return session
@@ -234,9 +233,4 @@ def _digests(scope: str | None, name: object, numbers: Iterable[int]) -> list[in
     ]
 
 
-WEKA = Format(
-    "weka",
-    "JSON objects with requests and block_size, sessions of coding agents",
-    WekaParser,
-    has_hashes=True,
-)
+WEKA = Format("weka", has_hashes=True)
