@@ -71,7 +71,9 @@ def remarks(subject: Subject) -> list[str]:
         found.append(f"Replayed with {subject.hints_text}.")
     if is_fleet and setup.rate is None:
         found.append(
-            "No prefill rate is known, so prompts take no time: --accelerator or "
+            "The trace has no times of arrival, so prompts take no time."
+            if rates is not None
+            else "No prefill rate is known, so prompts take no time: --accelerator or "
             "--prefill-tokens-per-second gives times to first tokens."
         )
     elif rates is not None:

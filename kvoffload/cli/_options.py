@@ -336,7 +336,7 @@ reading_options = bundled(
     click.option(
         "--model-name",
         metavar="NAME",
-        help="Read only the requests to this model, if the log names models (lmcache).",
+        help="Read only the requests to this model: of lmcache, or of a log of prompts.",
     ),
     click.option(
         "--same-ids",

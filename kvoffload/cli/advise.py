@@ -358,7 +358,7 @@ def _check(cache: CacheOptions, capacities: tuple[Capacity | None, ...], *, is_f
             "four times it are compared"
         )
     if is_fleet and cache.layout() is not None:
-        raise click.UsageError("--model must have one group for a fleet, got several")
+        raise click.UsageError("--model must have no windows or states for --engines, got some")
     if is_fleet and not is_default("step_tokens"):
         raise click.UsageError("--step-tokens must go without --engines, got both")
 

@@ -18,6 +18,7 @@ from ._output import check_outputs
 from ._terminal import print_json, print_tables
 
 MOST_BYTES = 2**28
+MOST_NAMED = 5
 WHICH: dict[str, Any] = dict.fromkeys(("policy", "capacity_given", "tier_given"))
 WHICH |= {"engines": 1, "router": "round-robin", "device_blocks": 0, "pending": 0}
 """The fields that two rows of one configuration share, and what they are where a row has none."""
@@ -62,9 +63,11 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
         for name, texts in figures
         if any(text.endswith(")") for text in texts)
     ]
-    alone = len(old) + len(new) - 2 * len(shared)
+    alone = [_named(which) for which in [*old, *new] if which not in old or which not in new]
     title = [f"{now}, and the change from {before}; shares change by points"]
-    title += [f"{alone:,} configurations stand in one of the files only"] if alone else []
+    if alone:
+        named = "; ".join(alone[:MOST_NAMED]) + "; …" * (len(alone) > MOST_NAMED)
+        title.append(f"{len(alone):,} configurations stand in one of the files only: {named}")
     title += [] if columns else ["no figure differs"]
     print_tables(title, leading, columns)
 
@@ -80,7 +83,9 @@ def _read(path: str) -> dict[tuple[Any, ...], Mapping[str, Any]]:
         rows = [_flat(dict(row)) for row in found["results"]]
         return {_which(row): {"stored": row.get("host_stored"), **row} for row in rows}
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise click.UsageError(f"{path} {_RULE}, got {describe(data[:40])}") from None
+        raise click.UsageError(
+            f"{path} {_RULE}, got {describe(data[:40].decode(errors='replace'))}"
+        ) from None
 
 
 def _flat(values: Mapping[str, object]) -> dict[str, object]:
@@ -101,6 +106,16 @@ def _which(row: Mapping[str, Any]) -> tuple[Any, ...]:
     if not isinstance(row["policy"], str):
         raise TypeError(f"policy must be a string, got {describe(row['policy'])}")
     return tuple(row.get(name, default) for name, default in WHICH.items())
+
+
+def _named(which: tuple[Any, ...]) -> str:
+    """Return a configuration in words, without what is as usual."""
+    pairs = zip(which, WHICH.items(), strict=True)
+    return " ".join(
+        str(value) if default is None else f"{name.removesuffix('_blocks')} {value}"
+        for value, (name, default) in pairs
+        if value != default
+    )
 
 
 def _object(

@@ -215,7 +215,7 @@ def fleet(
     groups = grid.groups(read)
     _options.check_sizes(groups.slot_bytes, {"--disk": tiers.disks, "--shared": shared})
     if not groups.is_plain:
-        raise click.UsageError("--model must have one group for a fleet, got several")
+        raise click.UsageError("--model must have no windows or states for a fleet, got some")
     if price is not None and not groups.slot_bytes:
         raise click.UsageError("--price needs --model or --block-bytes, got neither")
     if rate is not None and not groups.slot_bytes:

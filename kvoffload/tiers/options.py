@@ -263,6 +263,8 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
     check_instance("url", url, str, "text")
     kind, colon, rest = url.partition(":")
     place, _, query = rest.partition("?")
+    if kind in ("slab", "dir") and re.match("//[^/]", place):
+        raise ValueError(f"url: a folder must be written as {kind}:kv or {kind}:/kv, got {kind}://")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from .errors import BadLineError, TraceError
-from .formats import FORMATS, LOG_FORMATS, MODEL_FORMATS, recognise
+from .formats import FORMATS, LOG_FORMATS, recognise
 from .formats.base import Format, Parser
 from .formats.gateways import ANY_LOG, log_of
+from .formats.lmcache import LMCacheParser
 from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
@@ -60,7 +61,7 @@ class Trace:
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is still an error.
     model_name : str, optional
-        Read only the requests to this model, in a format that names it: LMCache's log.
+        Read only the requests to this model: of LMCache's log, or of a log of prompts.
     max_line_bytes : int
         Longest line that is accepted, bytes.
     sessions : SessionOptions, optional
@@ -333,10 +334,10 @@ class Trace:
                 self._pass_over(error, lines)
 
     def _check_that_models_are_named(self) -> None:
-        if self.format not in MODEL_FORMATS:
+        if not isinstance(self._parser, LMCacheParser | LogParser):
             rule = (
-                f"a trace must be in a format that names models ({', '.join(MODEL_FORMATS)}) for "
-                f"one of them to be chosen, got {self.format}"
+                "a trace must be a log of prompts, or in the format lmcache, for a model to be "
+                f"chosen, got {self.format}"
             )
             raise BadLineError(rule)
 

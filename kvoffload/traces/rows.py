@@ -264,7 +264,14 @@ class TableRows(_OfLines):
                 if not named or not all(map(_NAME.fullmatch, named)):  # prompts would be shown
                     rule = "the first line must have the names of columns"
                     raise BadLineError(f"{rule}, got {len(names)} cells that are none")
-                names = [*map(_plain_name, names)]
+            plain = [*map(_plain_name, names)]
+            wanted = {path.partition(".")[0] for path in self._named.values()}
+            wanted |= {*self._named.values()}
+            pairs = zip(names, plain, strict=True)
+            # a column may be named as in the file or, as messages name it, as logs write it
+            names = [
+                two if not wanted or {one, two} & wanted == {two} else one for one, two in pairs
+            ]
         except BadLineError as error:
             raise TraceError(self.name, self.count, str(error)) from None
         counts = Counter(names)

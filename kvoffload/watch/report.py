@@ -58,7 +58,8 @@ class WatchReport:
     seconds : float
         Length of the window so far.
     requests, asked, missed : int
-        Lookups, their blocks, and the blocks that missed. Exact, like the next seven.
+        Lookups, their blocks, and the blocks that missed, since the window began. Exact, like the
+        next seven.
     stored, evicted, declined, refused, failed : int
         Blocks that got a slot, were evicted, or were not admitted; calls that were refused; blocks
         whose store failed.

@@ -82,6 +82,7 @@ ADDRESSES = [
     ("slab:/nonexistent?capacity=lots", "option capacity must be bytes"),
     (f"{SLAB}&speed=2", "option 'speed' must be one of capacity"),
     (f"{SLAB}&capacity=2MB", "option 'capacity' must be given once"),
+    ("slab://kv?capacity=1MB", "a folder must be written as slab:kv or slab:/kv, got slab://"),
     ("slab:/nonexistent?capacity", "options must read option=value"),
     (f"{SLAB}&threads=two", "option threads must be a whole number"),
     (f"{SLAB}&staged=maybe", "option staged must be true or false"),

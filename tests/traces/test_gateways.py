@@ -470,7 +470,7 @@ def test_prompts_that_litellm_has_cut_are_counted(tmp_path, kind):
     ]
     trace = Trace(write(tmp_path, lines(rows)))
     assert len(list(trace)) == 3
-    said = "2 rows with prompts that LiteLLM has cut, so tokens and hits are too few"
+    said = "2 rows with prompts that LiteLLM has cut, so these figures are not those"
     assert any(remark.startswith(said) for remark in trace.remarks)
 
 

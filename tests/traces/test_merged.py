@@ -164,7 +164,7 @@ def test_a_file_without_a_request_is_left_out_and_named(tmp_path, empty):
 
 def test_a_model_can_only_be_chosen_where_models_are_named(tmp_path):
     write_trace([Request(0, 1, 1, (1,))], tmp_path / "a.jsonl")
-    with pytest.raises(TraceError, match=r"names models \(lmcache\).* got mooncake"):
+    with pytest.raises(TraceError, match=r"log of prompts, or .* got mooncake"):
         list(Trace(tmp_path / "a.jsonl", model_name="m"))
 
 

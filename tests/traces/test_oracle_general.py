@@ -118,7 +118,7 @@ def test_a_cut_off_record_is_named_by_its_offset_and_nothing_is_an_error(
 
 def test_a_model_cannot_be_chosen(tmp_path):
     path = written(tmp_path, packed(ACCESSES))
-    with pytest.raises(TraceError, match=r"names models \(lmcache\) .*, got oracle-general"):
+    with pytest.raises(TraceError, match=r"log of prompts, or .*, got oracle-general"):
         list(Trace(path, model_name="m"))
 
 

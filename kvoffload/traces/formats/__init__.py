@@ -31,8 +31,6 @@ FORMATS: dict[str, Format] = {
 LOG_FORMATS: dict[str, Format] = {log.name: log for log in reversed(LOGS.values())}
 """Logs of requests, which may be written when requests end, with Unix times."""
 
-MODEL_FORMATS = (LMCACHE.name,)
-"""Formats whose lines name the model that was asked."""
 
 NO_SHARING = (
     "a trace must have the ids of blocks, or prompts: counts of tokens do not show what prompts "

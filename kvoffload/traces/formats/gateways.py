@@ -25,8 +25,6 @@ _ATTRIBUTES = ("attributes", "")  # of a span, and of a row that has them at its
 OBSERVATIONS = frozenset(
     ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR")
 ) | {"EMBEDDING", "GUARDRAIL"}
-LEAST_ERROR = 400
-"""The smallest HTTP status of an error."""
 _NO_TEXT = "redacted-by-litellm"
 REDACTED = (_NO_TEXT, [{"role": "user", "content": _NO_TEXT}])
 # The callback of LiteLLM 1.111: chained, keyed hashes of 16 hexadecimal digits in the metadata of
@@ -70,15 +68,6 @@ def _is_otel(row: Row) -> bool:
     return "startTimeUnixNano" in row.given or any(name.startswith(PREFIXES) for name in names)
 
 
-def _has_failed(row: Row) -> bool:
-    """Return whether a row of any log states that its request failed."""
-    status, code = row.given.get("status"), str(row.given.get("response_status"))
-    if isinstance(status, dict):  # of a span
-        return status.get("code") in (2, "2", "STATUS_CODE_ERROR", "ERROR")
-    is_refused = code.isdecimal() and int(code[:9]) >= LEAST_ERROR
-    return status == "failure" or row.given.get("level") == "ERROR" or is_refused
-
-
 def _why_no_chat(row: Row) -> str:
     """Return what a span is that has no prompt."""
     _, operation = row.first(within(_ATTRIBUTES, "gen_ai.operation.name"))
@@ -97,8 +86,6 @@ def _why_no_generation(row: Row) -> str:
 
 def _why_not_asked(row: Row) -> str:
     """Return why no engine computed the prompt of a row."""
-    if _has_failed(row):
-        return "of requests that failed"
     if str(row.given.get("cache_hit")).lower() == "true":
         return "of answers from the gateway's own cache"
     if row.at("messages") in REDACTED:

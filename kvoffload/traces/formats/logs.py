@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.prompt_blocks import ROLES, PromptOptions, check_tokens
 from kvoffload.traces.request import MAX_TOKENS, Request
@@ -58,6 +59,13 @@ _OTHER_CALLS = re.compile(
     r"(?:^|[/_a])(?:embeddings?|rerank|moderations?|transcriptions?|speech|images?/|image_)",
     re.IGNORECASE,
 )
+STATUSES = (
+    *within(("", "response"), "status", "status_code", "statusCode"),
+    *("http_status", "response_status", "level", "response.type", "type"),
+)
+"""Places where a row says whether its request failed, by a word or a status of HTTP."""
+LEAST_ERROR = 400
+"""The smallest HTTP status of an error."""
 MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
 MOST_SHOWN, MOST_GUESSED = 80, 70  # characters of the fields of a row that is not known
@@ -195,6 +203,7 @@ class LogParser(Parser):
         self._read: dict[str, Counter[str]] = {role: Counter() for role in ROLES}
         self._unread: Counter[str] = Counter()  # rows by field
         self._left_out: Counter[str] = Counter()  # rows by kind
+        self._models: Counter[str] = Counter()  # requests by model, also those not wanted
         self._parts: Counter[str] = Counter()  # without text, by type
         self._part_tokens = 0  # of the row
         self._marks: dict[str, int] = {}  # of the row's parts without text: their tokens
@@ -220,7 +229,7 @@ class LogParser(Parser):
 
     def _request(self, row: Row, log: Log) -> Sequence[Request]:
         fields = log.fields
-        why = other_call(row) or log.why_none(row)
+        why = other_call(row) or log.why_none(row) or _why_failed(row)
         if why:
             other = self._other(row, log)
             if other is not None:
@@ -242,15 +251,15 @@ class LogParser(Parser):
             self._check_without(row, log)
             return ()
         used = {"messages" if is_chat else "prompt": path}
-        used["time"], time = row.first(fields.time)
-        seconds = None if time is None else unix_seconds(time, used["time"])
-        if self._is_timed is not None and self._is_timed != (seconds is not None):
-            rule = "must have a time as the first request has, got none"
-            if seconds is not None:
-                rule = "must have no time as the first request has none, got one"
-            raise BadLineError(rule)
         used["model"], model = _name_at(row, fields.model)
         model = bounded_name(model)
+        if self.model_name not in (None, model):
+            self._note_model(model)
+            return ()
+        used["time"], time = row.first(fields.time)
+        seconds = None if time is None else unix_seconds(time, used["time"])
+        if self._lacks_time(seconds):
+            return ()
         used["output"], output = _output_at(row, fields.output)
         used["session"], session = _name_at(row, fields.session)
         self._marks, self._row_unread, self._part_tokens = {}, {}, 0
@@ -273,10 +282,30 @@ class LogParser(Parser):
             return ()
         if seconds is not None:
             self.start = 0.0
+        self._note_model(model)
         self._count_tokens(row, used["output"], length)
         self._count_fields(row, fields, used, is_chat=is_chat)
         named = self._blocks.session(session) if session else None
         return (Request(round(1000 * (seconds or 0.0)), length, output, hash_ids, named),)
+
+    def _lacks_time(self, seconds: float | None) -> bool:
+        """Return whether a row lacks the time that the first request has, and is left out."""
+        if seconds is not None and self._is_timed is False:
+            rule = "must have no time as the first request has none, got one"
+            raise BadLineError(f"{rule}: take out the rows without a time, or all times")
+        if seconds is not None or not self._is_timed:
+            return False
+        self._left_out["without a time, which the first request has"] += 1
+        return True
+
+    def _note_model(self, model: str) -> None:
+        if model in self._models or len(self._models) < MOST_NAMED:
+            self._models[model] += 1
+
+    @property
+    def _models_text(self) -> str:
+        named = [f"{describe(name)} ({count:,})" for name, count in self._models.most_common(3)]
+        return ", ".join([*named, "…"] if len(self._models) > len(named) else named)
 
     def _is_repeated(self, row: Row, log: Log, prompt: object) -> bool:
         """Return whether an earlier row has the request, as in joined exports; else remember it."""
@@ -368,6 +397,10 @@ class LogParser(Parser):
         if not self._is_timed:
             said.append("no request has a time, so all times are 0")
         found = ["; ".join(said)]
+        if len(self._models) > 1 and self.model_name is None:
+            found.append(
+                f"requests to {self._models_text} count together: --model-name selects a model"
+            )
         found += [f"{_rows(count)} left out: {why}" for why, count in self._left_out.items()]
         found += self._history.remarks
         found += [
@@ -377,8 +410,9 @@ class LogParser(Parser):
         ]
         if self._num_cut:
             found.append(
-                f"{_rows(self._num_cut)} with prompts that LiteLLM has cut, so tokens and hits are "
-                "too few: MAX_STRING_LENGTH_PROMPT_IN_DB sets the length of texts that it stores"
+                f"{_rows(self._num_cut)} with prompts that LiteLLM has cut, so these figures are "
+                "not those of whole prompts: MAX_STRING_LENGTH_PROMPT_IN_DB sets the length of "
+                "texts that it stores"
             )
         if self._stated > MOST_STATED * self._made:
             found.append(
@@ -394,6 +428,8 @@ class LogParser(Parser):
     @property
     def nothing_text(self) -> str:
         """Contents of the lines instead of requests, in words, or an empty text."""
+        if self.model_name is not None and self._models:
+            return f"requests to {self._models_text}"
         if not self._left_out:
             return ""
         counts = ", ".join(f"{_rows(count)} {why}" for why, count in self._left_out.items())
@@ -479,6 +515,24 @@ def other_call(row: Row) -> str:
         if isinstance(value, str) and _OTHER_CALLS.search(value):
             return "of calls that are no chats"
     return ""
+
+
+def _why_failed(row: Row) -> str:
+    """Return that a row states that its request failed, else an empty text."""
+    given = row.given
+    values = [row.at(path, parsed=False) for path in STATUSES]
+    words = {str(value).lower() for value in values}
+    codes = [int(word) for word in words if word.isdecimal() and len(word) == len("404")]
+    span = given.get("status")
+    is_failed = (
+        (isinstance(span, dict) and span.get("code") in (2, "2", "STATUS_CODE_ERROR", "ERROR"))
+        or not words.isdisjoint(("failure", "failed", "error"))
+        or any(code >= LEAST_ERROR for code in codes)
+        or any(
+            isinstance(row.at(path), dict) and row.at(path) for path in ("error", "response.error")
+        )
+    )
+    return "of requests that failed" if is_failed else ""
 
 
 def unknown(row: dict[str, Any], near: str = "") -> str:

@@ -21,6 +21,9 @@ PREFIXES = ("gen_ai.", "llm.input_messages.")
 RESOURCES = frozenset(
     ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs", "resourceMetrics")
 )
+TIMES = ("startTimeUnixNano", "start_time_unix_nano", "timeUnixNano")
+UNSET = (0, "0")
+"""Values of a time that is not known, by the protocol."""
 _INNER = (("scopeSpans", "scope_spans", "scopeLogs", "scope_logs"), ("spans", "logRecords"))
 _LISTED = re.compile(
     r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,5})\.(?:message\.)?(?:(role|content)|"
@@ -57,6 +60,7 @@ def flat_span(span: dict[str, Any]) -> dict[str, Any]:
     listed = [] if INPUT in attributes else _messages(attributes)
     if listed:
         attributes[INPUT] = listed
+    span = {name: value for name, value in span.items() if name not in TIMES or value not in UNSET}
     return {**span, "attributes": attributes}
 
 
