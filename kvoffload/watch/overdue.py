@@ -1,8 +1,9 @@
 """Transfers that were prepared and never completed, whose blocks stay pinned or pending.
 
 A transfer is open from `prepare_load` or `prepare_store` until the same number of blocks with the
-same first and last slot is completed. Past its deadline it is overdue while one of its slots is
-still pinned or pending. Nothing is released, since the engine may still write to these slots.
+same first and last slot is completed. One that was completed in other parts has ended if none of
+its slots is pinned or pending. Past its deadline a transfer is overdue. Nothing is released, since
+the engine may still write to these slots.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Overdue", "find_overdue"]
+__all__ = ["MATCHED_S", "Overdue", "find_overdue"]
+
+MATCHED_S = 1.0
+"""Age, seconds, from which the slots of an open transfer are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,13 @@ class Overdue:
     id: int
 
 
-def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
-    """Return the overdue transfers, oldest first; close those that ended another way.
+def find_overdue(core: Any, manager: Any, deadline: float, matched_s: float) -> list[Overdue]:
+    """Return the overdue transfers, oldest first; close those that ended in other parts.
 
-    O(open transfers), and O(resident blocks) if one is past its deadline.
+    `matched_s`, at most `deadline`, is the age from which their slots are looked at. O(open
+    transfers), and O(resident blocks) if one is as old.
     """
-    late = [transfer for transfer in core.open_transfers() if transfer[2] > deadline]
+    late = [transfer for transfer in core.open_transfers() if transfer[2] > matched_s]
     if not late:
         return []
     table = manager.block_table
@@ -54,8 +59,8 @@ def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
     found = []
     for transfer_id, kind, seconds, ids in late:
         held = tuple(block_id for block_id in ids if block_id in busy[kind])
-        if held:
+        if held and seconds > deadline:
             found.append(Overdue(kind, seconds, held, len(ids), transfer_id))
-        else:
+        elif not held:
             core.close_transfer(transfer_id)
     return found

@@ -464,6 +464,24 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
     assert watch._core.overall()["open"] == 0
 
 
+def test_a_load_that_was_completed_in_other_parts_has_ended(twin):
+    clock = Clock()
+    manager = whole(twin, 8, clock=clock)
+    store(manager, [A, B, C])
+    manager.prepare_load([A, B])
+    manager.prepare_load([C])
+    manager.complete_load([C, A, B])
+    clock.seconds += 2
+    assert manager.watch.open_seconds() == {"load": 0.0, "store": 0.0}
+    manager.prepare_load([A, B])
+    manager.complete_load([A])
+    clock.seconds += 3
+    assert manager.watch.open_seconds() == {"load": 3.0, "store": 0.0}
+    manager.complete_load([B])
+    assert manager.watch.overdue() == []
+    assert manager.watch._core.overall()["open"] == 0
+
+
 def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin):
     clock = Clock()
     manager = whole(twin, 8, clock=clock)
