@@ -65,6 +65,21 @@ def test_an_address_or_its_caller_names_the_generation() -> None:
             assert tier.generation == "step 5"
 
 
+def test_a_slab_that_starts_with_another_name_says_what_it_drops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"slab:{tmp_path}?capacity=1MB"
+    with open_tier(url, NAMESPACE, generation="step 1") as tier:
+        tier.attach(Region.allocate(4, BLOCK))
+        run(tier, tier.put(KEYS[:2], [0, 1]))
+    for name, restored in (("step 1", 2), ("", 0), ("step 1", 0)):
+        with open_tier(url, NAMESPACE, generation=name) as tier:
+            assert tier.stats()["restored"] == restored
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        "its blocks are of generation 'step 1' and dropped: this start has ''"
+    ]
+
+
 def test_a_file_is_read_at_the_start_and_at_each_reset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -237,6 +237,14 @@ class SlabFiles:
         header = Header(
             namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, generation
         )
+        if (
+            found is not None
+            and found.generation != generation
+            and np.frombuffer(records, np.uint8).any()
+        ):
+            text = "%s: its blocks are of generation %r and dropped: this start has %r"
+            names = found.generation.name, generation.name
+            write_line(logging.WARNING, text, self.folder, *names)
         if not same_namespace or found is None or replace(found, num_slots=num_slots) != header:
             records, stamps = memoryview(b""), np.empty(0, np.int64)
         if Header.is_older(os.pread(table_fd, HEADER_BYTES, 0)):
