@@ -50,38 +50,55 @@ class Status(IntEnum):
     """The outcome of one key of a job.
 
     To an engine, everything except `OK` is a miss: the block has to be computed.
+
+    Attributes
+    ----------
+    OK
+        Stored, loaded, or present.
+    MISS
+        Not present.
+    CORRUPT
+        Present but wrong: damaged, of another key, or of another layout. It was dropped.
+    FULL
+        Not stored: no room, on the medium or in the queue.
+    DECLINED
+        Not stored: the policy does not admit it.
+    TIMEOUT
+        Not finished by the deadline.
+    UNAVAILABLE
+        Not tried, or not answered: the state of the key is unknown.
+    FAILED
+        The medium reported an error.
     """
 
     OK = 0
-    """Stored, loaded, or present."""
     MISS = 1
-    """Not present."""
     CORRUPT = 2
-    """Present but wrong: damaged, of another key, or of another layout. It was dropped."""
     FULL = 3
-    """Not stored: no room, on the medium or in the queue."""
     DECLINED = 4
-    """Not stored: the policy does not admit it."""
     TIMEOUT = 5
-    """Not finished by the deadline."""
     UNAVAILABLE = 6
-    """Not tried, or not answered: the state of the key is unknown."""
     FAILED = 7
-    """The medium reported an error."""
 
 
 class State(IntEnum):
     """The state of a key, known without any I/O.
 
     The numbers are those of the corresponding `Status`: compare with a name, not as a truth value.
+
+    Attributes
+    ----------
+    HIT
+        Present and readable: `Status.OK`.
+    MISS
+        Not present, or not readable now.
+    UNKNOWN
+        Unknown until a `Tier.query`, as after `Status.UNAVAILABLE`.
     """
 
     HIT = 0
-    """Present and readable: `Status.OK`."""
     MISS = 1
-    """Not present, or not readable now."""
     UNKNOWN = 6
-    """Unknown until a `Tier.query`, as after `Status.UNAVAILABLE`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -140,7 +140,10 @@ def test_an_error_is_a_status_and_its_text_is_not_logged(
     world.store.find = world.store.fetch = fail
     assert query(world) == [status] * 8
     assert get(world) == [status] * 8
-    assert error is None or f"tier 'mine' met {error.__name__}: {status.name}" in caplog.text
+    if error is not None:
+        line = fail.__code__.co_firstlineno + 2
+        where = f" at {Path(__file__).name}:{line}" if status == Status.FAILED else ""
+        assert f"tier 'mine' met {error.__name__}{where}: {status.name}" in caplog.text
     assert "secret" not in caplog.text
     world.store.status_of = refuse
     assert query(world) == get(world) == [Status.FAILED] * 8

@@ -17,8 +17,10 @@ import logging
 import math
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from kvoffload.tiers.base import Closing, Status
 from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block
@@ -287,7 +289,11 @@ class RemoteStore(Closing, ABC):
         except Exception:  # noqa: BLE001 # a thread that ends would keep its job for ever
             status = Status.FAILED
         # The text of an error may have an address with a password, or a server's own words.
-        self.say(f"met {self.name_of(error)}: {status.name}")
+        where = ""
+        if status == Status.FAILED:
+            for frame, line in traceback.walk_tb(error.__traceback__):
+                where = f" at {Path(frame.f_code.co_filename).name}:{line}"
+        self.say(f"met {self.name_of(error)}{where}: {status.name}")
         return status
 
     def say(self, what: str, level: int = logging.WARNING) -> None:
