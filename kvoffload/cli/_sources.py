@@ -29,7 +29,7 @@ from kvoffload.traces.rows import CSV, PARQUET
 from kvoffload.traces.scratch import Spool, scratch_file
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 
-from ._terminal import counted, note, progress_bar
+from ._terminal import bad_lines_text, counted, note, progress_bar
 
 TABLES = (CSV, PARQUET)
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
@@ -196,9 +196,11 @@ class Source:
 
     @property
     def assumed_text(self) -> str | None:
-        """Assumptions made when the trace was read, in words; None without any."""
-        read = self.trace.remarks[:1] if self.trace.has_prompts else []
-        return "; ".join([*read, *([self.ids_text] if self.ids_text else [])]) or None
+        """What was assumed and left out when the trace was read, in words; None without any."""
+        trace = self.trace
+        found = list(trace.remarks) if trace.has_prompts else []
+        found += [bad_lines_text(trace.bad_lines), self.ids_text or ""]
+        return "; ".join(filter(None, found)) or None
 
     def watched(self, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
         """Return a function that shows progress, also while a log is read to be sorted."""

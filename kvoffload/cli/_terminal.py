@@ -65,10 +65,15 @@ def note(message: str) -> None:
         click.echo(f"note: {printable(message)}", err=True)
 
 
+def bad_lines_text(count: int) -> str:
+    """Return how many bad lines were skipped, in words; an empty text for none."""
+    return f"{count:,} bad line{'s' * (count > 1)} skipped" if count else ""
+
+
 def note_bad_lines(count: int) -> None:
     """Print how many bad lines were skipped, if any."""
     if count:
-        note(f"{count:,} bad line{'s' * (count > 1)} skipped")
+        note(bad_lines_text(count))
 
 
 def csv_text(objects: Iterable[Mapping[str, object]]) -> str:
