@@ -79,6 +79,7 @@ class Bytes:
 
     def __init__(self, path: str) -> None:
         self.name = "<stdin>" if path == STDIN else path  # in messages
+        self.count = 0  # of lines read: the number of the line read last
         self.is_recording = False  # the first bytes are those of a `TraceRecorder`
         self.is_packed = False
         self._file: _Resumed | None = None
@@ -142,24 +143,25 @@ class Bytes:
         TraceError
             If the file cannot be read, or the compressed data is cut off or damaged.
         """
-        return self._from_stream("read", size, None)
+        return self._from_stream("read", size)
 
-    def _from_stream(self, method: str, size: int, line: int | None) -> bytes:
-        """Return what a method of the stream returns, nothing at the end.
-
-        A failed read ends it: silently for a truncated recording, else with an error of the line.
-        """
+    def _from_stream(self, method: str, size: int) -> bytes:
+        """Return what a method of the stream returns, nothing at the end."""
         if self._stream is None:
             return b""
         try:
             found: bytes = getattr(self._stream, method)(size)
         except self._faults as error:
-            self._stream = None
-            if self.is_recording and _is_cut_off(error):
-                return b""
-            rule = f"must be readable to its end: {_why(error)}"
-            raise TraceError(self.name, line, rule) from None
+            found = self._end_by(error, None if method == "read" else self.count + 1)
         return found
+
+    def _end_by(self, error: Exception, line: int | None) -> bytes:
+        """End after a failed read: silently for a truncated recording, else with an error."""
+        self._stream = None
+        if self.is_recording and _is_cut_off(error):
+            return b""
+        rule = f"must be readable to its end: {_why(error)}"
+        raise TraceError(self.name, line, rule) from None
 
 
 class Lines(Bytes):
@@ -174,7 +176,6 @@ class Lines(Bytes):
 
     def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         super().__init__(path)
-        self.count = 0  # of lines read: the number of the line read last
         self._max_line_bytes = max_line_bytes
         self._piece_bytes = self.most_bytes + 1
         self._is_within_line = False
@@ -219,7 +220,7 @@ class Lines(Bytes):
 
     def ahead(self) -> bytes:
         """Return bytes that come next, without reading them; without a byte order mark."""
-        return self._from_stream("peek", 1, self.count + 1).removeprefix(b"\xef\xbb\xbf")
+        return self._from_stream("peek", 1).removeprefix(b"\xef\xbb\xbf")
 
     @property
     def most_bytes(self) -> int:
@@ -230,7 +231,12 @@ class Lines(Bytes):
 
     def _read(self, most: int | None = None) -> bytes:
         """Return the next piece of at most one line, empty at the end of the file."""
-        return self._from_stream("readline", most or self._piece_bytes, self.count + 1)
+        if self._stream is None:
+            return b""
+        try:
+            return self._stream.readline(most or self._piece_bytes)
+        except self._faults as error:
+            return self._end_by(error, self.count + 1)
 
     def _pass_over(self) -> None:
         """Skip to the end of the line."""
@@ -242,7 +248,7 @@ class Lines(Bytes):
 
     def _pass_over_blank_lines(self) -> None:
         """Skip all blank lines that are in the buffer at once."""
-        ahead = self._from_stream("peek", 1, self.count + 1)
+        ahead = self._from_stream("peek", 1)
         blank = len(ahead) - len(ahead.lstrip())
         end = ahead.rfind(b"\n", 0, blank) + 1
         if end and self._stream is not None:

@@ -148,12 +148,13 @@ class PromptBlocks:
         pieces = MARK.split(text) if marks else [text]
         size = self.bytes_per_token
         if self._tokenizer is None:
-            data = b"".join(
+            parts = [
                 _filling(piece, size * marks[piece])
                 if index % 2 and piece in marks
                 else piece.encode("utf-8", "surrogatepass")
                 for index, piece in enumerate(pieces)  # every other one may be a mark
-            )
+            ]
+            data = b"".join(parts)
             return len(data) // size, self._chained(data, size * self.block_tokens, b"bytes", model)
         tokens: list[int] = []
         for index, piece in enumerate(pieces):
