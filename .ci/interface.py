@@ -1,7 +1,7 @@
 """Write the interface of an installed engine, as far as an integration uses it, and compare it.
 
     $(.ci/vllm-env 0.34.0) .ci/interface.py vllm [FILE]
-    $(.ci/sglang-env) .ci/interface.py sglang [FILE]
+    $(.ci/engine-env sglang) .ci/interface.py sglang [FILE]
 
 The file is ``interface.json`` of the integration; that of vLLM is ``interfaces/0.34.json``, and
 ``used.json`` beside it lists the used names. The names and rules of the old file are kept, and
