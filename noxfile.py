@@ -3,8 +3,8 @@
 Each change passes eight jobs, which are tags: ``readme``, ``lint``, ``tests``, ``sanitizers``,
 ``packages``, ``tiers``, ``vllm`` and ``engine``. Sessions with the tag ``nightly`` take longer, or
 need several Pythons or releases of vLLM. Those with the tag ``beside`` wait, or keep one core busy:
-`.ci/run` runs them beside the others. One without a tag runs only if it is named. A session with
-two names makes more rounds, or has more tests, under the nightly one.
+`.ci/run` runs them beside the others. A session with two names
+makes more rounds, or has more tests, under the nightly one.
 
 Sessions use the environment of nox: ``pip install -e '.[dev]'``, built in place. All other builds
 happen in clones of the committed tree. ``KVO_WORK`` is the folder of clones and logs, ``KVO_SEED``
@@ -213,27 +213,24 @@ def run_tests(
     """
     name = name or session.name
     LOGS.mkdir(parents=True, exist_ok=True)
-    paths = [LOGS / f"{name}.xml", LOGS / f"{name}-again.xml"]
-    for path in paths:
-        path.unlink(missing_ok=True)
-    cache = fresh_folder(f"pytest-cache/{name}")
-    again = ["--last-failed", "--last-failed-no-failures=none"]
+    path = LOGS / f"{name}.xml"
+    path.unlink(missing_ok=True)
+    options = ["-o", f"cache_dir={fresh_folder(f'pytest-cache/{name}')}"]
+    options += [f"--hypothesis-seed={SEED}"] if SEED else []
     start, failed = time.monotonic(), []
-    for path, more in zip(paths, ([], again), strict=True):
-        options = ["-o", f"cache_dir={cache}", f"--junitxml={path}"]
-        options += [f"--hypothesis-seed={SEED}"] if SEED else []
-        try:
-            session.run(*command, *options, *more, **environment)
-            break
-        except CommandFailed:
-            if more or not path.exists():
-                raise
-            failed = cases(path, "failure", "error")
-            print("what failed, once more:", flush=True)
+    try:
+        session.run(*command, *options, f"--junitxml={path}", **environment)
+    except CommandFailed:
+        if not path.exists():
+            raise
+        failed = cases(path, "failure", "error")
+        print("what failed, once more:", flush=True)
+        again = ["--last-failed", "--last-failed-no-failures=none"]
+        session.run(*command, *options, *again, **environment)
     for test, _ in failed:
         print("failed, then passed:", test, flush=True)
-    total = sum(int(suite.get("tests", 0)) for suite in ET.parse(paths[0]).iter("testsuite"))
-    skipped = [message for _, message in cases(paths[0], "skipped")]
+    total = sum(int(suite.get("tests", 0)) for suite in ET.parse(path).iter("testsuite"))
+    skipped = [message for _, message in cases(path, "skipped")]
     counts = [f"{total - len(skipped)} passed", f"{len(skipped)} skipped"]
     if failed:
         counts.append(f"{len(failed)} failed once")
@@ -563,54 +560,45 @@ def engine_python(session: nox.Session, *command: str) -> str:
     return python
 
 
-def vllm_release(session: nox.Session, version: str, python: str, *chosen: str) -> None:
-    """Test the integration against one release of vLLM, the transfers under two seeds of hashes."""
-    sequences = "750" if session.name == "vllm_everything" else "100"
-    for hash_seed, tests in (("3", chosen), ("1", ["tests/vllm/test_scheduler.py"])):
-        env = COMPILED | {"PYTHONHASHSEED": hash_seed, "KVOFFLOAD_VLLM_SEQUENCES": sequences}
-        name = f"vllm-{version}-hash-{hash_seed}"
-        run_tests(session, python, "-m", "pytest", "-q", *tests, name=name, env=env)
-
-
 @check("vllm", "beside")
 @check("nightly", "beside", name="vllm_everything")
 def vllm(session: nox.Session) -> None:
     """The newest vLLM; the two releases before it: decisions, hints, transfers, interface.
 
     Nightly all tests of each release, in longer random sequences, and refused allocations.
+
+    ``nox -s vllm -- VERSION`` tests that release. Of an unsupported one it names the differences
+    from the interface of each supported one, and writes the file in
+    ``kvoffload/integrations/vllm/interfaces`` that supports it. If the tests pass, that file is all
+    that the release needs.
     """
+    nightly = session.name == "vllm_everything"
     names = ("differential", "session_ends", "interface", "construction", "scheduler")
     older = [f"tests/vllm/test_{name}.py" for name in names]
-    for version in VLLM:
+    env = COMPILED | {"KVOFFLOAD_VLLM_SEQUENCES": "750" if nightly else "100"}
+    releases = session.posargs or VLLM
+    for version in releases:
         python = engine_python(session, ".ci/vllm-env", version)
-        if session.name == "vllm_everything":
-            vllm_release(session, version, python, "tests/vllm")
-        else:
-            files = ["tests/vllm"] if version == VLLM[0] else older
-            vllm_release(session, version, python, "-m", "not nightly", *files)
-    if session.name == "vllm_everything":
-        env = variant(session, "vllm-debug", python=python, KVOFFLOAD_DEBUG="1")
-        env["KVOFFLOAD_VLLM_SEQUENCES"] = "750"
-        for version in VLLM:
+        if version not in VLLM:
+            session.run(python, ".ci/interface.py", "vllm")
+        chosen = ["tests/vllm"] if nightly or version not in VLLM[1:] else older
+        chosen = [
+            "--continue-on-collection-errors",
+            "-m",
+            "" if nightly else "not nightly",
+            *chosen,
+        ]
+        for hash_seed, tests in (("3", chosen), ("1", ["tests/vllm/test_scheduler.py"])):
+            command = [python, "-m", "pytest", "-q", *tests]
+            name = f"vllm-{version}-hash-{hash_seed}"
+            run_tests(session, *command, name=name, env=env | {"PYTHONHASHSEED": hash_seed})
+    if nightly:
+        env |= variant(session, "vllm-debug", python=python, KVOFFLOAD_DEBUG="1")
+        for version in releases:
             python = output(session, ".ci/vllm-env", version).strip()
             refuses_allocations(session, python, env)
             tests = [python, "-m", "pytest", "-q", "-m", "refused_allocations", "tests/vllm"]
             run_tests(session, *tests, name=f"vllm-{version}-memory", env=env)
-
-
-@check()
-def vllm_new(session: nox.Session) -> None:
-    """What an unsupported release of vLLM breaks: ``nox -s vllm_new -- VERSION``.
-
-    It names the differences from the interface of each supported release, writes the file in
-    ``kvoffload/integrations/vllm/interfaces`` that supports this one, and runs the tests. If they
-    pass, that file is all that the release needs.
-    """
-    (version,) = session.posargs
-    python = engine_python(session, ".ci/vllm-env", version)
-    session.run(python, ".ci/interface.py", "vllm")
-    options = ("--continue-on-collection-errors", "-m", "not nightly", "tests/vllm")
-    vllm_release(session, version, python, *options)
 
 
 @check("vllm", "beside")
@@ -769,8 +757,7 @@ def soak(session: nox.Session) -> None:
     minutes = float(session.posargs[0]) if session.posargs else 30.0
     env, rounds = COMPILED | budget(2.5), 0
     files = ["watch/test_twins.py", "tiers/test_conformance.py", "tiers/test_tiered_store.py"]
-    command = ["python", "-m", "pytest", "-q", *LONG_TEST, *TWINS]
-    command.append("--hypothesis-seed=random")
+    command = ["python", "-m", "pytest", "-q", *LONG_TEST, "--hypothesis-seed=random", *TWINS]
     command += [f"tests/{name}" for name in files]
     deadline = time.monotonic() + 60 * minutes
     while time.monotonic() < deadline:
@@ -790,11 +777,9 @@ def fuzz(session: nox.Session) -> None:
     minutes = float(session.posargs[0]) if session.posargs else 10.0
     tree, found = fresh_clone("fuzz-tree"), WORK / "fuzz"
     clang = {"CC": "clang", "LDSHARED": "clang -shared"}
-    session.install("-e", f"{tree}[test,build]", "atheris")
-    session.chdir(tree)
     switches = COMPILED | {"KVOFFLOAD_SANITIZE": "address,fuzzer-no-link"}
-    build = ["python", "setup.py", "build_ext", "--inplace", "--force"]
-    session.run(*build, env=clang | switches)
+    session.install("-e", f"{tree}[test,build]", "atheris", env=clang | switches)
+    session.chdir(tree)
     atheris = output(session, "python", "-c", "import atheris; print(atheris.path())")
     options = {
         "LD_PRELOAD": f"{atheris.strip()}/asan_with_fuzzer.so",

@@ -8,11 +8,11 @@ The file is ``interface.json`` of the integration; that of vLLM is ``interfaces/
 those that ``has`` lists; the others are written anew. Differences are printed.
 """
 
-import importlib
 import json
 import runpy
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,6 @@ from kvoffload.integrations.structure import describe, differences, read_interfa
 
 ROOT = Path(__file__).parents[1]
 INTEGRATIONS = ROOT / "kvoffload" / "integrations"
-VERSIONS = {"sglang": "sglang.version:__version__", "lmcache": "lmcache._version:version"}
 
 
 def text_of(value: Mapping[str, Any], depth: int = 0) -> str:
@@ -62,11 +61,10 @@ def _present(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def of_other(engine: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of another engine, and its interface."""
     file = INTEGRATIONS / engine / "interface.json"
-    module, _, name = VERSIONS[engine].partition(":")
     _, declared = read_interface(file)
     found = describe(declared)
     print(*differences(declared, found), sep="\n")
-    return file, {"release": getattr(importlib.import_module(module), name), "interface": found}
+    return file, {"release": metadata.version(engine), "interface": found}
 
 
 def main(engine: str, target: str = "") -> None:
