@@ -3,8 +3,8 @@
 Each change passes eight jobs, which are tags: ``readme``, ``lint``, ``tests``, ``sanitizers``,
 ``packages``, ``tiers``, ``vllm`` and ``engine``. Sessions with the tag ``nightly`` take longer, or
 need several Pythons or releases of vLLM. Those with the tag ``beside`` wait, or keep one core busy:
-`.ci/run` runs them beside the others. A session with two names
-makes more rounds, or has more tests, under the nightly one.
+`.ci/run` runs them beside the others. A session with two names makes more rounds, or has more
+tests, under the nightly one.
 
 Sessions use the environment of nox: ``pip install -e '.[dev]'``, built in place. All other builds
 happen in clones of the committed tree. ``KVO_WORK`` is the folder of clones and logs, ``KVO_SEED``
@@ -62,7 +62,8 @@ NO_TRACES = {"KVOFFLOAD_TRACES": str(WORK / "no-traces")}  # other sessions repl
 TWINS = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
 LONG_TEST = ("-o", "faulthandler_timeout=3600")
 ATTACK = (*PYTEST, "-o", "faulthandler_timeout=900", "-rPs")
-NOTHING = "(?!)"  # the pattern of nothing
+NOTHING = "(?!)"  # no reason to skip a test
+NOT_OF_BUILD = "^(?!.*can refuse allocations)"  # any but that the build cannot
 Check = Callable[[nox.Session], None]
 
 
@@ -367,14 +368,8 @@ def sanitizers(session: nox.Session) -> None:
     }
     chosen = ["-m", "not thorough and not nightly", "tests/contract", "tests/differential"]
     chosen = [*chosen, "tests/fuzz"] if session.name == "sanitizers" else TWINS
-    refuses_allocations(session, "python", env)
-    run_tests(session, *PYTEST, "--capture=sys", "-k", "not python", *chosen, env=env)
-
-
-def refuses_allocations(session: nox.Session, python: str, env: dict[str, str]) -> None:
-    """Fail unless the build at hand can refuse allocations; its tests would be skipped."""
-    program = "from tests.allocations import fail_after; fail_after(None)"
-    session.run(python, "-c", program, env=env)
+    chosen = ["--capture=sys", "-k", "not python", *chosen]
+    run_tests(session, *PYTEST, *chosen, may_skip=NOT_OF_BUILD, env=env)
 
 
 @check("sanitizers")
@@ -385,11 +380,8 @@ def instructions(session: nox.Session) -> None:
     """
     if not debian(session, "valgrind", "valgrind", "libc6-dbg"):
         return report("left out: valgrind is missing and cannot be installed")
-    asked = os.environ.get("KVO_BASE", "HEAD~1")
-    verify = ["git", "rev-parse", "--quiet", "--verify", f"{asked}^{{commit}}"]
-    base = subprocess.run(verify, capture_output=True, text=True, check=False).stdout.strip()
-    if not base:
-        return session.error(f"there is no commit {asked}")
+    asked = f"{os.environ.get('KVO_BASE', 'HEAD~1')}^{{commit}}"
+    base = output(session, "git", "rev-parse", "--verify", asked).strip()
     sources = ["setup.py", "kvoffload/*.pyx", "kvoffload/*.pxd", "kvoffload/*.h"]
     sources += ["kvoffload/policies/_learned.py"]  # compiled with its .pxd, as these are
     sources += ["kvoffload/replay/_belady.py", "kvoffload/replay/_index.py"]
@@ -435,8 +427,7 @@ def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
     with session.chdir(venv):
         # without the extra: one line names the command that installs it
         command = ["bin/kvoffload", "--version"]
-        options = {"stderr": subprocess.STDOUT, "success_codes": [2]}
-        line = output(session, *command, **options, **bare())
+        line = output(session, *command, stderr=subprocess.STDOUT, success_codes=[2], **bare())
         (hint,) = re.findall(r"^.* needs [a-z]*: (.*)\n\Z", line)
         session.run(*BASH, hint, **bare())
         session.run(*command, **bare())
@@ -596,9 +587,9 @@ def vllm(session: nox.Session) -> None:
         env |= variant(session, "vllm-debug", python=python, KVOFFLOAD_DEBUG="1")
         for version in releases:
             python = output(session, ".ci/vllm-env", version).strip()
-            refuses_allocations(session, python, env)
             tests = [python, "-m", "pytest", "-q", "-m", "refused_allocations", "tests/vllm"]
-            run_tests(session, *tests, name=f"vllm-{version}-memory", env=env)
+            name = f"vllm-{version}-memory"
+            run_tests(session, *tests, name=name, may_skip=NOT_OF_BUILD, env=env)
 
 
 @check("vllm", "beside")
@@ -665,9 +656,8 @@ def everything(session: nox.Session) -> None:
 def debug(session: nox.Session) -> None:
     """The compiled twins with assertions, bounds checks and refused allocations."""
     env = variant(session, "debug", KVOFFLOAD_DEBUG="1") | NO_TRACES | budget(0.25)
-    refuses_allocations(session, "python", env)
     options = ["--capture=sys", "-k", "not python", *TWINS, "tests/isolated/test_memory.py"]
-    run_tests(session, *PYTEST, *options, env=env)
+    run_tests(session, *PYTEST, *options, may_skip=NOT_OF_BUILD, env=env)
 
 
 @check("nightly", python=PYTHONS, venv_backend="virtualenv")
