@@ -48,7 +48,6 @@ HELD = 5.0
 SCALE = 0.6
 """Of rich's characters, which are 20 units high and 12.2 wide."""
 REPORT_WIDTH = 400
-GAP = 16
 LEAST_HEIGHT = 470
 CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -70,6 +69,7 @@ def screens(trace: str) -> list[str]:
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as demo:
         try:
+            demo.stdout.readline()  # once it serves
             for _ in range(FRAMES):
                 time.sleep(SECONDS_PER_FRAME)
                 shown = in_terminal("top", ADDRESS, "--once")
@@ -195,7 +195,7 @@ def main(trace: Path, folder: Path) -> None:
         rest = rest[rest.index('<h2 id="chart-title">') :]
         page.write_text(f"{head}{rest}", encoding="utf-8")
         curve = screenshot(page, REPORT_WIDTH, height, 1.5)
-    x = width + GAP
+    x = width + 16  # beside the terminal
     length = SHOWN * (len(frames) - 1) + HELD
     beside = (
         f"{moving}<style>@keyframes turn{{50%{{opacity:1}}}}"
