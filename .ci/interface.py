@@ -1,18 +1,18 @@
 """Write the interface of an installed engine, as far as an integration uses it, and compare it.
 
     $(.ci/vllm-env 0.34.0) .ci/interface.py vllm [FILE]
-    $(.ci/sglang-env) .ci/interface.py sglang [FILE]
+    $(.ci/engine-env sglang) .ci/interface.py sglang [FILE]
 
 The file is ``interface.json`` of the integration; that of vLLM is ``interfaces/0.34.json``, and
 ``used.json`` beside it lists the used names. The names and rules of the old file are kept, and
 those that ``has`` lists; the others are written anew. Differences are printed.
 """
 
-import importlib
 import json
 import runpy
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,6 @@ from kvoffload.integrations.structure import describe, differences, read_interfa
 
 ROOT = Path(__file__).parents[1]
 INTEGRATIONS = ROOT / "kvoffload" / "integrations"
-VERSIONS = {"sglang": "sglang.version:__version__", "lmcache": "lmcache._version:version"}
 
 
 def text_of(value: Mapping[str, Any], depth: int = 0) -> str:
@@ -62,11 +61,10 @@ def _present(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def of_other(engine: str) -> tuple[Path, dict[str, Any]]:
     """Return the file of another engine, and its interface."""
     file = INTEGRATIONS / engine / "interface.json"
-    module, _, name = VERSIONS[engine].partition(":")
     _, declared = read_interface(file)
     found = describe(declared)
     print(*differences(declared, found), sep="\n")
-    return file, {"release": getattr(importlib.import_module(module), name), "interface": found}
+    return file, {"release": metadata.version(engine), "interface": found}
 
 
 def main(engine: str, target: str = "") -> None:

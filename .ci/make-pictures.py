@@ -6,22 +6,18 @@ A manager serves the full blocks of TRACE (`kvoffload demo`), which `kvoffload a
 and `kvoffload top --once` is run repeatedly; its screens are the frames of an animation, beside the
 report of `kvoffload advise` on the same trace with the same memory: top.svg, report.png and
 top-and-report.svg. densities.svg shows what hit density has learned at the end of TRACE. The
-pictures are written to docs/_static, or to another folder. Needs the extras cli, plot, watch,
-report and browser, and Debian's chromium and chromium-driver. The pages show Mooncake's
-conversation trace.
+pictures are written to docs/_static, or to another folder. Needs the extras cli, plot, watch and
+report, and Debian's chromium. The pages show Mooncake's conversation trace.
 """
 
 import base64
-import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -30,7 +26,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
-from selenium import webdriver
 
 from kvoffload import CPUOffloadingManager
 from kvoffload._sampling import REPEATABLE, secrets_from
@@ -53,9 +48,8 @@ HELD = 5.0
 SCALE = 0.6
 """Of rich's characters, which are 20 units high and 12.2 wide."""
 REPORT_WIDTH = 400
-GAP = 16
 LEAST_HEIGHT = 470
-FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-background-networking")
+CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
@@ -68,29 +62,20 @@ def in_terminal(*arguments: str) -> str:
     return printed.replace("\r\n", "\n")
 
 
-@contextlib.contextmanager
-def served(trace: str) -> Iterator[None]:
-    """Serve a trace with a watched manager, at ADDRESS."""
+def screens(trace: str) -> list[str]:
+    """Return the screens of `kvoffload top --once` while a watched manager serves a trace."""
     command = [sys.executable, "-u", "-m", "kvoffload", "demo", trace, "--quiet"]
     command += ["--capacity", CAPACITY, "--rate", str(RATE)]
-    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        if demo.stdout is None or ADDRESS not in demo.stdout.readline():
-            raise ChildProcessError("kvoffload demo does not serve")
-        yield
-    finally:
-        demo.send_signal(signal.SIGINT)
-        demo.wait()
-
-
-def screens(trace: str) -> list[str]:
-    """Return the screens of `kvoffload top --once` while the trace is served."""
     printed = []
-    with served(trace):
-        for _ in range(FRAMES):
-            time.sleep(SECONDS_PER_FRAME)
-            shown = in_terminal("top", ADDRESS, "--once")
-            printed.append(f"\x1b[2m$\x1b[0m kvoffload top {ADDRESS}\n\n{shown}")
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as demo:
+        try:
+            demo.stdout.readline()  # once it serves
+            for _ in range(FRAMES):
+                time.sleep(SECONDS_PER_FRAME)
+                shown = in_terminal("top", ADDRESS, "--once")
+                printed.append(f"\x1b[2m$\x1b[0m kvoffload top {ADDRESS}\n\n{shown}")
+        finally:
+            demo.send_signal(signal.SIGINT)
     return printed
 
 
@@ -103,33 +88,29 @@ def frame(printed: str, index: int) -> str:
 
 
 def terminal(frames: list[str], rows: int) -> tuple[str, int, int]:
-    """Draw frames in turn in a window, the last one first and longest.
+    """Draw frames in turn in a window; return the drawing with its width and height.
 
-    Readers that show a picture as it begins, or move nothing, so show how it ends. Return the
-    drawing with its width and height.
+    The last one lies below the others, which appear for a moment each: readers that show a picture
+    as it begins, or move nothing, so show how it ends.
     """
     width = round((COLUMNS * 12.2 + 40) * SCALE)
     height = max(LEAST_HEIGHT, round((rows * 24.4 + 40) * SCALE))
     length = SHOWN * (len(frames) - 1) + HELD
-    rules, groups = [], []
-    for index, content in enumerate([frames[-1], *frames[:-1]]):
-        if len(frames) > 1:
-            start = 100 * (HELD + SHOWN * (index - 1)) / length if index else 0
-            end = 100 * (HELD + SHOWN * index) / length
-            before = f"0%{{opacity:0}}{start:.3f}%{{opacity:1}}" if index else "0%{opacity:1}"
-            after = f"{end:.3f}%{{opacity:0}}100%{{opacity:0}}" if end < 100 else ""
-            rules.append(f"@keyframes k{index}{{{before}{after}}}")
-            still = 0 if index else 1
-            moves = f"animation:k{index} {length:g}s step-end infinite"
-            rules.append(f".k{index}{{opacity:{still};{moves}}}")
-        at = f"translate({20 * SCALE:g} {16 * SCALE:g}) scale({SCALE})"
-        groups.append(f'<g class="k{index}" transform="{at}">{content}</g>')
-    rules.append("@media (prefers-reduced-motion:reduce){*{animation:none!important}}")
-    drawn = (
-        f"<style>text{{font:20px {FONT};white-space:pre}}{''.join(rules)}</style>"
-        f'<rect width="{width}" height="{height}" rx="8" fill="#0c0c0c"/>{"".join(groups)}'
+    at = f"translate({20 * SCALE:g} {16 * SCALE:g}) scale({SCALE})"
+    window = f'<rect width="{width}" height="{height}" rx="8" fill="#0c0c0c"/>'
+    groups = [f'<g>{window}<g transform="{at}">{frames[-1]}</g></g>']
+    for index, content in enumerate(frames[:-1]):
+        delay = f"animation-delay:{HELD + SHOWN * index - length:g}s"
+        groups.append(
+            f'<g class="moment" style="{delay}">{window}<g transform="{at}">{content}</g></g>'
+        )
+    rules = (
+        f"text{{font:20px {FONT};white-space:pre}}"
+        f"@keyframes moment{{0%{{opacity:1}}{100 * SHOWN / length:.3f}%{{opacity:0}}}}"
+        f".moment{{opacity:0;animation:moment {length:g}s step-end infinite}}"
+        "@media (prefers-reduced-motion:reduce){*{animation:none!important}}"
     )
-    return drawn, width, height
+    return f"<style>{rules}</style>{''.join(groups)}", width, height
 
 
 def write_picture(path: Path, content: str, width: int, height: int, title: str) -> None:
@@ -139,39 +120,20 @@ def write_picture(path: Path, content: str, width: int, height: int, title: str)
     path.write_text(f"{svg}{content}</svg>\n", encoding="utf-8")
 
 
-def report(trace: Path, page: Path, *options: str) -> str:
-    """Write the report of `kvoffload advise` on a trace; return the address of its page."""
+def report(trace: Path, page: Path, *options: str) -> Path:
+    """Write the report of `kvoffload advise` on a trace to a page."""
     command = [sys.executable, "-m", "kvoffload", "advise", trace.name, "--model", MODEL]
     command += ["--capacity", CAPACITY, *options, "--report", str(page), "--quiet"]
     subprocess.run(command, cwd=trace.parent, stdout=subprocess.DEVNULL, check=True)
-    return page.as_uri()
+    return page
 
 
-@contextlib.contextmanager
-def browser() -> Iterator[webdriver.Chrome]:
-    """Start chromium."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or "chromium"
-    for flag in (*FLAGS, "hide-scrollbars"):
-        options.add_argument(f"--{flag}")
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    try:
-        yield driver
-    finally:
-        driver.quit()
-
-
-def screenshot(
-    driver: webdriver.Chrome, width: int, height: int, scale: float, heading: str | None = None
-) -> bytes:
-    """Return a page as PNG, from its beginning or from a heading on."""
-    size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    if heading:
-        found = driver.find_element("xpath", f"//h2[text()='{heading}']")
-        driver.execute_script("arguments[0].scrollIntoView()", found)
-    return base64.b64decode(driver.get_screenshot_as_base64())
+def screenshot(page: Path, width: int, height: int, scale: float) -> bytes:
+    """Return the beginning of a page as PNG."""
+    size = (f"--window-size={width},{height}", f"--force-device-scale-factor={scale}")
+    made = page.with_suffix(".png")
+    subprocess.run([*CHROMIUM, *size, f"--screenshot={made}", page.as_uri()], check=True)
+    return made.read_bytes()
 
 
 def image(data: bytes, x: int, height: int, kind: str = "") -> str:
@@ -223,14 +185,17 @@ def main(trace: Path, folder: Path) -> None:
     frames = [frame(each, index) for index, each in enumerate(printed)]
     rows = max(each.count("\n") for each in printed)
     moving, width, height = terminal(frames, rows)
-    with tempfile.TemporaryDirectory() as made, browser() as driver:
-        driver.get(report(trace, Path(made, "report.html")))
-        (folder / "report.png").write_bytes(screenshot(driver, 1000, 1280, 1))
+    with tempfile.TemporaryDirectory() as made:
+        page = report(trace, Path(made, "report.html"))
+        (folder / "report.png").write_bytes(screenshot(page, 1000, 1280, 1))
         # The demo has no accelerator, whose cache would serve some blocks first.
-        driver.get(report(trace, Path(made, "beside.html"), "--device-memory", "0"))
-        advice = screenshot(driver, REPORT_WIDTH, height, 1.5)
-        curve = screenshot(driver, REPORT_WIDTH, height, 1.5, "Hit ratio over memory")
-    x = width + GAP
+        page = report(trace, Path(made, "beside.html"), "--device-memory", "0")
+        advice = screenshot(page, REPORT_WIDTH, height, 1.5)
+        head, _, rest = page.read_text(encoding="utf-8").partition("<h1>")
+        rest = rest[rest.index('<h2 id="chart-title">') :]
+        page.write_text(f"{head}{rest}", encoding="utf-8")
+        curve = screenshot(page, REPORT_WIDTH, height, 1.5)
+    x = width + 16  # beside the terminal
     length = SHOWN * (len(frames) - 1) + HELD
     beside = (
         f"{moving}<style>@keyframes turn{{50%{{opacity:1}}}}"

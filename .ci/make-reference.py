@@ -55,12 +55,6 @@ def policy_table() -> str:
     return table("name | what leaves | options | simplicity", rows)
 
 
-def policy_classes() -> str:
-    """Return the table of the policies' classes."""
-    names = [registry.entry(name).class_name for name in registry.names()]
-    return table("name | what", [object_row(f"kvoffload.{name}") for name in names])
-
-
 def metrics_table(metrics: Iterable[Metric]) -> str:
     """Return the table of metrics."""
     rows = []
@@ -118,9 +112,10 @@ def row(name: str, target: object, text: str, title: str = "") -> str:
 
 def made(page: str) -> str:
     """Return a page with its tables."""
+    classes = [f"kvoffload.{registry.entry(name).class_name}" for name in registry.names()]
     tables = {
         "policy table": policy_table,
-        "policy classes": policy_classes,
+        "policy classes": lambda: table("name | what", map(object_row, classes)),
         "metrics of tiers": lambda: metrics_table(TIER_METRICS),
         "metrics of a watch": lambda: metrics_table(WATCH_METRICS),
     }

@@ -2,8 +2,8 @@
 
 usage: typed_blocks.py
 
-Each page becomes a module: its blocks share a namespace, as in a reader's session, and stand on the
-lines that they have in the page, so that errors name the page and its line.
+Each page becomes a module of its name: its blocks share a namespace, as in a reader's session, and
+stand on the lines that they have in the page.
 """
 
 import subprocess
@@ -32,22 +32,17 @@ def module(page: Path) -> str:
 
 
 def main() -> int:
-    """Print mypy's messages in terms of the pages, and return its exit status."""
+    """Print mypy's messages, and return its exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    pages = {}
+    modules = []
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
         if text := module(page):
-            name = page.relative_to(ROOT)
-            path = FOLDER / ("_".join(name.with_suffix("").parts).replace("-", "_") + ".py")
+            name = "_".join(page.relative_to(ROOT).with_suffix(".py").parts)
+            path = FOLDER / name.replace("-", "_")
             path.write_text(text, encoding="utf-8")
-            pages[str(path.relative_to(ROOT))] = str(name)
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", *pages]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    said = done.stdout
-    for path, name in pages.items():
-        said = said.replace(path, name)
-    print(said, end="")
-    return done.returncode
+            modules.append(str(path.relative_to(ROOT)))
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", *modules]
+    return subprocess.call(command, cwd=ROOT)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Skipped(pytest.File):
     engine = ""
 
     def collect(self) -> Iterable[pytest.Item]:
-        pytest.skip(f"needs {self.engine}; see .ci/{self.engine}-env")
+        pytest.skip(f"needs {self.engine}; see .ci/vllm-env and .ci/engine-env")
 
 
 def needs(engine: str, *others: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ anew, is asked for that block. It serves the block as stored, serves other bytes
 Usage::
 
     $(.ci/vllm-env) -m examples.stacks.flipped_byte
-    $(.ci/sglang-env) -m examples.stacks.flipped_byte
+    $(.ci/engine-env sglang) -m examples.stacks.flipped_byte
 """
 
 from __future__ import annotations

@@ -141,3 +141,13 @@ def test_sessions_run_in_lanes_get_interrupts_and_leave_nothing_behind(runs: Run
     }
     assert not runs.has_begun("long")
     wait_until(lambda: not runs.running())  # the kernel takes a moment to end what was killed
+
+
+def test_each_run_of_a_nightly_session_has_a_seed_of_its_own(runs: Runs) -> None:
+    for name, tag in (("each", "job"), ("long", "nightly"), ("longer", "nightly")):
+        runs.add(name, 'echo "result: seed ${KVO_SEED:-none}"', tag)
+    with runs.start("job", "nightly") as run:
+        out, _ = run.communicate(timeout=PATIENCE_S)
+    seeds = dict(re.findall(r"^(\w+) +passed +\d+ s  seed (\w+)$", out, re.MULTILINE))
+    assert seeds["each"] == "none"
+    assert len({int(seeds[name]) for name in ("long", "longer")}) == 2

@@ -171,8 +171,23 @@ def test_no_other_package_calls_private_methods(package: str) -> None:
     assert found == []
 
 
+def test_the_page_of_the_engine_has_each_compiled_module_after_those_that_it_cimports() -> None:
+    page = (ROOT / "docs" / "development" / "engine.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)` \| (.*) \|$", page, re.MULTILINE)
+    listed = [f"{folder}/{name}" for folder, row in rows for name in re.findall(r"`(\w+)`", row)]
+    used: dict[str, set[str]] = {}
+    for path in (each for each in LIBRARY if each.suffix in {".pyx", ".pxd"}):
+        name = path.relative_to(PACKAGE).with_suffix("").as_posix()
+        targets = {target.replace(".", "/") for target in imports(path)}
+        targets |= {target.rpartition("/")[0] for target in targets}
+        used.setdefault(name, set()).update(targets - {name})
+    assert sorted(listed) == sorted(used)
+    for place, name in enumerate(listed):
+        assert used[name].isdisjoint(listed[place:]), name
+
+
 def test_cython_imports_name_modules_in_full() -> None:
-    """These tests and the picture of modules do not see ``from . cimport``."""
+    """These tests do not see ``from . cimport``."""
     for path in LIBRARY:
         if path.suffix in {".pyx", ".pxd"}:
             text = path.read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
 """Tests against the released LMCache on a CPU: its adapters' interface, storage and server.
 
-They run with the Python that `.ci/lmcache-env` prints, where kvoffload is built in place:
+They run with the Python that `.ci/engine-env lmcache` prints, where kvoffload is built in place:
 
-    KVOFFLOAD_PURE_PYTHON=0 $(.ci/lmcache-env) setup.py --quiet build_ext --inplace
-    $(.ci/lmcache-env) -m pytest tests/lmcache
+    KVOFFLOAD_PURE_PYTHON=0 $(.ci/engine-env lmcache) setup.py --quiet build_ext --inplace
+    $(.ci/engine-env lmcache) -m pytest tests/lmcache
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tests against the released SGLang on a CPU: its storage side, in threads and memory of its own.
 
-They run with the Python that `.ci/sglang-env` prints, where kvoffload is built in place:
+They run with the Python that `.ci/engine-env sglang` prints, where kvoffload is built in place:
 
-    KVOFFLOAD_PURE_PYTHON=0 $(.ci/sglang-env) setup.py --quiet build_ext --inplace
-    $(.ci/sglang-env) -m pytest tests/sglang
+    KVOFFLOAD_PURE_PYTHON=0 $(.ci/engine-env sglang) setup.py --quiet build_ext --inplace
+    $(.ci/engine-env sglang) -m pytest tests/sglang
 """
 
 from __future__ import annotations
