@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kvoffload import Backend, BlockStatus, CPUBackend, CPULoadStoreSpec, LoadStoreSpec
+from kvoffload import Backend, BlockStatus, CPULoadStoreSpec, LoadStoreSpec
 from kvoffload.testing.backends import BackendConformance
 from tests.parts import ListBackend
 
@@ -15,8 +16,13 @@ from .test_conformance import failures
 
 
 class TestBuiltIn(BackendConformance):
+    @pytest.fixture(autouse=True)
+    def choose(self, twin: ModuleType) -> None:
+        self.twin = twin
+
     def make_backend(self, num_blocks: int) -> Backend[Any]:
-        return CPUBackend(16, num_blocks)
+        backend: Backend[Any] = self.twin.CPUBackend(16, num_blocks)
+        return backend
 
 
 class TestListBackend(BackendConformance):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvoffload import OffloadingEvent
 from tests.blocks import A, B, C, D, E, names, store
 from tests.contract.conftest import Build
 
@@ -20,16 +19,6 @@ def taken(manager: Any) -> list[tuple[str, str]]:
 
 def read(event: Any) -> tuple[str, str]:
     return names(event.block_hashes), "removed" if event.removed else "stored"
-
-
-def test_an_event_carries_block_size_and_medium(build: Build) -> None:
-    manager = build(1, block_size=48, enable_events=True)
-    store(manager, [A])
-    store(manager, [B])
-    events = list(manager.take_events())
-    assert {type(event) for event in events} == {OffloadingEvent}
-    assert {event.block_size for event in events} == {48}
-    assert {event.medium for event in events} == {manager.medium}
 
 
 def test_the_events_that_are_taken_are_detached_at_the_call(build: Build) -> None:
