@@ -16,9 +16,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload.replay import (
     Configuration,
     DecodedTrace,
-    Group,
     GroupChunks,
-    GroupLayout,
     Tier,
     replay,
 )
@@ -99,7 +97,6 @@ fleets = st.builds(
 
 
 BLOCKS = GroupChunks.of_blocks(16)
-SEVERAL = GroupChunks.of(GroupLayout((Group("full", 1, 16), Group("state", 1, 16)), 4096), 16)
 
 
 def is_possible(router, fleet):
@@ -255,39 +252,6 @@ def test_engines_that_share_nothing_are_each_one_alone(requests, fleet, copies) 
     for one in every.engines:
         assert one == replace(renamed(alone, several), placement=one.placement)
     assert every.ttft_p95_ns == alone.ttft_p95_ns
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engines": 0}, "engines must be >= 1, got 0"),
-        ({"engines": 257}, "engines must be <= 256, got 257"),
-        ({"router": "round"}, "router must be one of round-robin, random, .*, got 'round'"),
-        ({"router": "sticky?block=2"}, "router: sticky takes the options blocks, got 'block'"),
-        ({"router": "random?a=2"}, "router: random takes the options none, got 'a'"),
-        ({"router": "sticky?blocks"}, "router options must read option=value, got 'blocks'"),
-        ({"router": "sticky?blocks=2&blocks=3"}, "option 'blocks' must be given once"),
-        ({"router": "sticky?blocks=0"}, "blocks must be in 1 ... "),
-        ({"router": "events?host=nan"}, "host must be in 0.0 ... 100.0, got 'nan'"),
-        ({"router": "events?sees=disk"}, "sees must be one of device, host, tier, got 'disk'"),
-        ({"router": "events?sees=tier"}, "must have a tier to see, got none"),
-        ({"router": "events?lag_ms=5"}, "must have a rate for its lag, got none"),
-        ({"policy": "infinite", "tier": Tier("shared", 4)}, "must not be a ceiling with a tier"),
-        ({"rate": 5}, "groups must know the tokens of a block with a rate"),
-        ({"policy": "belady"}, "must not be 'belady' with time or several engines"),
-        ({"pending": 2}, "pending must be 0 with time or several engines, got 2"),
-        (
-            {"engines": 1, "rate": 5, "pending": 2, "groups": BLOCKS},
-            "pending must be 0 with time or several",
-        ),
-        ({"engines": 1, "loop": "recorded", "pending": 2}, "must be 0 with a closed loop, got 2"),
-        ({"groups": GroupChunks.of_blocks(16, step_tokens=16)}, "groups must have no steps with"),
-        ({"groups": SEVERAL}, "groups must be one with time or several engines, got several"),
-    ],
-)
-def test_bad_fleets_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Configuration(**{"engines": 2, "host": 4} | options)
 
 
 def test_bad_traces_are_refused() -> None:

@@ -142,14 +142,6 @@ def test_an_error_of_the_manager_ends_the_replay():
     assert manager.stats()["stored_blocks"] == 5
 
 
-@pytest.mark.parametrize("other", [{"policy": "belady"}, {"policy": "infinite"}, {"engines": 2}])
-def test_a_manager_is_that_of_one_engine(other):
-    trace = DecodedTrace.of([Request(1, 1, 1, (1,))], arrivals=True)
-    manager = CPUOffloadingManager(16, 9)
-    with pytest.raises(ValueError, match="manager must be None with several engines or a ceiling"):
-        replay(trace, Configuration(host=1, **other), manager=manager)
-
-
 def test_selection_of_the_first_requests_and_of_full_blocks():
     requests = [Request(0, 40, 1, (1, 2, 3)), Request(1, 32, 1, (1, 2)), Request(2, 5, 1, (4,))]
     assert list(Selection(requests, limit=2)) == requests[:2]
