@@ -483,17 +483,6 @@ def test_a_url_that_does_not_answer_is_a_note_where_another_does(server, command
     assert re.fullmatch(r"note: http://.*/missing: HTTP status 404\n", err)
 
 
-def test_bad_urls(command):
-    for url in ("ftp://host", "http://", "http://host:port"):
-        code, _, err = command(url, "--once")
-        assert (code, err.count("\n")) == (2, 1)
-        assert "URL must be an address of http or https" in err
-    code, _, err = command("user:secret@host:port", "--once")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "URL must be without a user and a password" in err
-    assert "secret" not in err
-
-
 def test_control_characters_are_not_printed(exported, server, command):
     text = exported.decode().replace('policy="lru"', 'policy="\x1b[31mlru"')
     found = view(read_engines("a", text))
