@@ -14,12 +14,10 @@ import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload.policies import registry
 from kvoffload.replay import Configuration, DecodedTrace, replay
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.testing.policies import check_invariants
 from tests.conftest import AVAILABLE
-from tests.policies.models import MODELS
 from tests.policies.steps import request
 from tests.replay.test_golden import trace
 
@@ -70,19 +68,6 @@ def test_counts(twin: ModuleType, name: str, policy: str, capacity: int) -> None
     found = (stats["hit_blocks"], stats["stored_blocks"], stats["evicted_blocks"])
     assert (*found, stats["refused_stores"]) == GOLDEN[name, policy, capacity]
     check_invariants(manager)
-
-
-@pytest.mark.parametrize("name", ["mooncake_conversation", "lmcache_agents_64c", "weka_cc_a"])
-def test_what_is_counted_on_one_trace_is_on_all(name: str) -> None:
-    counted = {key[1].partition("?")[0] for key in GOLDEN if key[0] == name}
-    assert counted == {key[1].partition("?")[0] for key in GOLDEN}
-    assert counted <= {*registry.names(), *CEILINGS}
-
-
-@pytest.mark.parametrize("policy", registry.names())
-def test_every_policy_has_a_model_or_tests_of_its_own(policy: str) -> None:
-    file = Path(__file__).with_name(f"test_{policy.replace('-', '_')}.py")
-    assert policy in MODELS or file.is_file(), "which block leaves? a model says so"
 
 
 @pytest.mark.parametrize(
