@@ -145,6 +145,10 @@ def prepare(folder: Path) -> None:
     ]
     (folder / "deltas.jsonl").write_text("\n".join(map(json.dumps, deltas)))
     (folder / "bad.jsonl").write_bytes(b"bad\n" + (folder / "t.jsonl").read_bytes())
+    (folder / "link.svg").symlink_to("t.jsonl")
+    (folder / "hard.jsonl").hardlink_to(folder / "t.jsonl")
+    os.mkfifo(folder / "pipe")
+    (folder / "folder.svg").mkdir()
     (folder / "cut.jsonl").write_bytes(gzip.compress((folder / "one.jsonl").read_bytes())[:-4])
     (folder / "deep.json").write_text("[" * 9999)
     with (folder / "o.oracleGeneral").open("wb") as file:
@@ -164,6 +168,12 @@ def printed(line: str) -> str:
     lines += [one.rstrip() for one in done.out.splitlines()]
     lines += [f"! {one}" for one in done.err.splitlines()]
     return "".join(f"{one}\n" for one in lines)
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    """Return what is in a folder; modules that are imported may leave more."""
+    found = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return {path: path.read_bytes() if path.is_file() else None for path in found}
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +200,10 @@ def test_it_prints_what_it_printed(
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns := WIDTHS[file]:
         monkeypatch.setenv("COLUMNS", columns)
+    before = contents(folder)
     assert printed(line) == wanted
+    if wanted.startswith("["):
+        assert contents(folder) == before, "a command that fails changes nothing"
 
 
 if __name__ == "__main__":

@@ -91,11 +91,6 @@ class Sizeless(Fifo):
 @pytest.fixture
 def own(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
-    (tmp_path / "broken.py").write_text("1 / 0")
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "policies.py").write_text("from mine import Fifo\n")
-    (package / "broken.py").write_text("1 / 0")
     return {"PYTHONPATH": str(tmp_path)}
 
 
