@@ -9,6 +9,7 @@ before they are kept.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -125,6 +126,11 @@ def prepare(folder: Path) -> None:
     write_trace(Workload(30, block_tokens=100), folder / "hundred.jsonl")
     longer = [Request(0, 1024 + n, 1, (1, 2, 100 + n)) for n in range(1, 30)]
     write_trace(longer, folder / "range.jsonl")
+    chance = random.Random(7)  # documents in any order, with a hash of each block's content alone
+    pool = [[chance.getrandbits(60) for _ in range(8)] for _ in range(40)]
+    chained = (itertools.chain(*chance.choices(pool, k=4)) for _ in range(400))
+    mixed = (Request(50 * n, 512, 4, tuple(ids)) for n, ids in enumerate(chained))
+    write_trace(mixed, folder / "unchained.jsonl")
     write_trace([*Workload(30), Request(10**6, 1, 1, (1, 2, 3))], folder / "most.jsonl")
     seconds = (Request(n / 2, 1536, 200, (0, 1, n + 2)) for n in range(99))
     write_trace(seconds, folder / "seconds.jsonl")

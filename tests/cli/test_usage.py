@@ -4,8 +4,6 @@ import gzip
 
 import pytest
 
-from kvoffload.traces import Workload
-
 from .conftest import run_shell
 
 pytest.importorskip("click", reason="the command needs the cli extra")
@@ -32,13 +30,6 @@ def test_standard_input_that_is_not_read_is_named(tmp_path):
     for script in (f"{replay} < /dev/null", f"{replay} <&-", f": | {replay}"):
         assert run_shell(script, folder=tmp_path).err == "", script
     assert "note" not in run_shell(f'{replay} - < "$folder/trace"', folder=tmp_path).err
-
-
-def test_a_limit_that_no_trace_reaches_is_none(kvoffload, tmp_path):
-    (tmp_path / "trace").write_bytes(GOOD)
-    done = kvoffload("info", tmp_path / "trace", "--limit", 10**30)
-    assert (done.code, done.err) == (0, "")
-    assert next(iter(Workload(10**30))) == next(iter(Workload(1)))
 
 
 def test_bad_data_from_a_pipe(kvoffload):
