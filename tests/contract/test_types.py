@@ -6,7 +6,6 @@ import abc
 import ctypes
 import importlib
 import inspect
-import re
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +25,7 @@ from kvoffload import (
     OffloadingManager,
     PrepareStoreOutput,
 )
-from kvoffload.policies import builtin, registry
+from kvoffload.policies import registry
 from tests.blocks import A, B
 
 
@@ -47,18 +46,6 @@ def test_the_public_classes_are_those_of_the_implementation() -> None:
     for name in ("CPUBackend", "CPUOffloadingManager", "LRUOffloadingManager"):
         assert getattr(kvoffload, name) is getattr(chosen, name)
     assert kvoffload.ARCOffloadingManager is chosen.ARCOffloadingManager
-
-
-def test_the_table_is_complete() -> None:
-    """Each policy has a name, a rank, and sentences for people."""
-    for entry in map(registry.entry, registry.names()):
-        where = f"the entry of {entry.name!r} in {builtin.__file__}"
-        assert entry.summary == entry.summary.strip(" ."), where
-        assert re.fullmatch(r"[A-Z].+\.", entry.explained_by), where
-        assert entry.simplicity >= 1, where
-    assert len({getattr(kvoffload, name) for name in builtin.__all__}) == len(registry.names())
-    with pytest.raises(AttributeError, match="has no attribute 'NoCachePolicy'"):
-        _ = builtin.NoCachePolicy
 
 
 def test_a_block_hash_is_bytes_to_the_interpreter() -> None:

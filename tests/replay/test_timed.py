@@ -1,6 +1,7 @@
 """A timed replay: its calls, and its counts."""
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from kvoffload import BlockNotFoundError, CPUOffloadingManager, OffloadingManage
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Selection, replay
 from kvoffload.replay.durations import DurationHistogram
 from kvoffload.traces import Request, Workload
+from tests.blocks import METHODS
 
 pytestmark = pytest.mark.fast
 
@@ -29,47 +31,31 @@ def timed(requests, manager, block_tokens=None, progress=None):
     return replay(requests, configuration, manager=manager, progress=progress)
 
 
-class Recording(OffloadingManager):
-    """A manager that passes calls on to another and records them."""
+def recording(manager: OffloadingManager, calls: list[tuple[str, list[bytes]]]) -> Any:
+    """Return a manager that passes calls on to another and records them."""
 
-    def __init__(self, manager: OffloadingManager) -> None:
-        self.manager = manager
-        self.calls: list[tuple[str, list[bytes]]] = []
+    def passed_on(name: str) -> Any:
+        def call(_: object, hashes: Any, success: bool = True) -> Any:
+            assert success
+            calls.append((name, list(hashes)))
+            return getattr(manager, name)(hashes)
 
-    def _do(self, name, hashes):
-        self.calls.append((name, list(hashes)))
-        return getattr(self.manager, name)(hashes)
+        return call
 
-    def touch(self, hashes):
-        return self._do("touch", hashes)
-
-    def lookup(self, hashes):
-        return self._do("lookup", hashes)
-
-    def prepare_load(self, hashes):
-        return self._do("prepare_load", hashes)
-
-    def complete_load(self, hashes):
-        return self._do("complete_load", hashes)
-
-    def prepare_store(self, hashes):
-        return self._do("prepare_store", hashes)
-
-    def complete_store(self, hashes, success=True):
-        assert success
-        return self._do("complete_store", hashes)
+    methods = {name: passed_on(name) for name in METHODS}
+    return type("Recording", (OffloadingManager,), methods)()
 
 
 def test_calls_in_the_order_of_an_engine():
-    manager = Recording(CPUOffloadingManager(16, 3))
+    calls: list[tuple[str, list[bytes]]] = []
     requests = [
         Request(0, 40, 1, (10, 11)),
         Request(1, 40, 1, (10, 12)),
         Request(2, 90, 1, (1, 2, 3, 4)),  # larger than the cache: refused
         Request(3, 0, 1, ()),
     ]
-    result = timed(requests, manager, 20)
-    assert manager.calls == [
+    result = timed(requests, recording(CPUOffloadingManager(16, 3), calls), 20)
+    assert calls == [
         ("touch", keys(10, 11)),
         ("lookup", keys(10, 11)),
         ("prepare_store", keys(10, 11)),
