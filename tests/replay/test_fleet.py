@@ -31,6 +31,7 @@ from .naive_fleet import Simulation, nearest_rank
 TOKENS = 16
 MS = 10**6
 COUNTS = ("device_hits", "host_hits", "tier_hits", "missed_tokens", "stored", "tier_stored")
+SUMMED = ("asked", "hits", "loaded", "evicted", "refused", "not_admitted", "hit_tokens")
 OF_TIMES = (
     *("saved", "ttft_p50", "ttft_p95", "ttft_mean", "latency_mean"),
     *("requests_per_second", "tokens_per_second", "busy"),
@@ -111,12 +112,6 @@ def replayed(requests, fleet):
     return replay(DecodedTrace.of(requests, arrivals=True), fleet)
 
 
-def renamed(result, configuration):
-    """Return a result as one of another configuration."""
-    engines = tuple(renamed(one, configuration) for one in result.engines)
-    return replace(result, configuration=configuration, engines=engines)
-
-
 def compare(requests, fleet):
     """Check that a fleet does what the naive one does."""
     found, naive = replayed(requests, fleet), Simulation(requests, fleet).run()
@@ -129,6 +124,9 @@ def compare(requests, fleet):
         assert one.tokens == sum(row.length for row in own)
         for name in COUNTS:
             assert getattr(one, name) == sum(getattr(row, name) for row in own), name
+    assert len(found.engines) == (fleet.engines if fleet.engines > 1 else 0)
+    for name in SUMMED if found.engines else ():
+        assert getattr(found, name) == sum(getattr(one, name) for one in found.engines), name
     assert found.hit_tokens == found.tokens - found.missed_tokens
     assert found.hits == found.host_hits + found.tier_hits
     assert found.asked == found.blocks - found.device_hits
@@ -237,21 +235,6 @@ def test_one_engine_is_a_replay(requests, fleet, router, device, more) -> None:
         ttft_p95_ns=0,
         ttft_p95_of_parts=(),
     )
-
-
-@given(requests=rows, fleet=fleets, copies=st.integers(2, 4))
-def test_engines_that_share_nothing_are_each_one_alone(requests, fleet, copies) -> None:
-    private = None if fleet.tier is None else replace(fleet.tier, kind="private")
-    fleet = replace(fleet, engines=1, tier=private, loop="open")
-    requests = sorted(requests, key=lambda one: one.timestamp)
-    alone = replayed(requests, fleet)
-    assert alone.engines == ()
-    several = replace(fleet, engines=copies)
-    every = replayed([one for one in requests for _ in range(copies)], several)
-    assert len(every.engines) == copies
-    for one in every.engines:
-        assert one == replace(renamed(alone, several), placement=one.placement)
-    assert every.ttft_p95_ns == alone.ttft_p95_ns
 
 
 def test_bad_traces_are_refused() -> None:
