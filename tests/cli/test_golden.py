@@ -29,7 +29,7 @@ from kvoffload.traces import Request, Workload, write_trace
 from kvoffload.traces.oracle_general import write_oracle_general
 from tests.advise.model_configs import FAMILIES
 
-from .conftest import run_here
+from .conftest import growing, run_here
 from .test_vocabulary import OWN
 
 HERE = Path(__file__).parent
@@ -78,22 +78,6 @@ def shared() -> Iterable[Request]:
     )
 
 
-def sessions(**more: float) -> Iterable[Request]:
-    """Return sessions whose prompts grow."""
-    return (
-        Request(
-            1000 * n + 37 * one,
-            16 * (n + 2),
-            5,
-            (0, *range(100 * one + 1, 100 * one + n + 2)),
-            f"{one}",
-            **more,
-        )
-        for n in range(12)
-        for one in range(20)
-    )
-
-
 TRACES: dict[str, Callable[[], Iterable[Request]]] = {
     "chats": lambda: WORKLOAD,
     "more": lambda: Workload(800, seed=5),
@@ -103,8 +87,8 @@ TRACES: dict[str, Callable[[], Iterable[Request]]] = {
     "in-turn": in_turn,
     "hot": hot,
     "shared": shared,
-    "sessions": sessions,
-    "waiting": lambda: sessions(think=500),
+    "sessions": lambda: growing(12, 20),
+    "waiting": lambda: growing(12, 20, think=500),
     "once": lambda: (Request(n, 512, 1, (n,)) for n in range(500)),
 }
 
