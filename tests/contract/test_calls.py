@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvoffload import (
     PolicyError,
     RefCountOverflowError,
 )
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.contract.model import COUNTERS, PRESENT
@@ -226,17 +228,6 @@ def test_take_events_gives_an_iterator(build: Build) -> None:
         assert next(events, None) is None
 
 
-def test_the_events_not_yet_taken_can_be_seen(build: Build) -> None:
-    manager = build(1, enable_events=True)
-    assert manager.events == []
-    store(manager, [A])
-    seen = manager.events
-    assert [read(event) for event in seen] == [("A", "stored")]
-    seen.clear()
-    assert taken(manager) == [("A", "stored")]
-    assert manager.events == []
-
-
 def test_lists_in_events_and_outputs_are_separate(build: Build) -> None:
     manager = build(1, enable_events=True)
     first = manager.prepare_store([A])
@@ -249,3 +240,56 @@ def test_lists_in_events_and_outputs_are_separate(build: Build) -> None:
     assert taken(manager) == [("A", "stored"), ("A", "removed")]
     assert manager.lookup([B]) == 0
     assert (D in manager, E in manager) == (False, False)
+
+
+# -- a batch that calls the manager, which sees the state before the call --------------------------
+
+
+def with_call(call: Callable[[], Any], *batch: bytes) -> Iterator[bytes]:
+    """Yield a batch, making a call after its first element."""
+    for index, block in enumerate(batch):
+        yield block
+        if index == 0:
+            call()
+
+
+def test_the_protected_of_an_eviction_may_call_the_policy(twin: ModuleType) -> None:
+    for policy_class in (twin.LRUCachePolicy, twin.ARCCachePolicy):
+        manager = twin.CPUOffloadingManager(16, 4, policy_class)
+        store(manager, [A, B, C, D])
+        policy = policy_class(4)
+        for block in (A, B, C, D):
+            policy.insert(block, manager.policy.get(block))
+        evicted = policy.evict(2, with_call(partial(policy.remove, A), E, D))
+        assert names(block for block, _ in evicted) == "BC"
+        assert len(policy) == 1
+        check_invariants(policy)
+
+
+def test_a_batch_that_changes_under_its_own_iterator(build: Build) -> None:
+    manager = build(4)
+
+    class Shrinking(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield from (A, B)
+            self.clear()
+
+    output = manager.prepare_store(Shrinking([C, D]))
+    assert names(output.block_hashes_to_store) == "AB"
+
+
+CALLS = ("lookup", "touch", "prepare_load", "complete_load", "prepare_store", "complete_store")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_whose_iterator_cannot_initialise_the_manager_again(
+    twin: ModuleType, call: str
+) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    store(manager, [A, B])
+    manager.prepare_load([A])
+    before = manager.stats()
+    with pytest.raises(RuntimeError, match="initialised already"):
+        getattr(manager, call)(with_call(lambda: manager.__init__(32, 8), A, C))
+    assert manager.stats() == before
+    check_invariants(manager)

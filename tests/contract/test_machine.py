@@ -102,6 +102,8 @@ def agree(manager: Any, model: ManagerModel) -> None:
     assert [(event.block_hashes, event.removed) for event in untaken or ()] == model.events
     described = {(event.block_size, event.medium) for event in untaken or ()}
     assert described <= {(manager.block_size, manager.medium)}
+    if untaken:
+        untaken.clear()  # it is a copy
     now = model.present()
     shown = f"{now['resident']} of {now['resident'] + now['free']} blocks resident, "
     shown += f"{now['pending']} pending, {now['pinned']} pinned>"

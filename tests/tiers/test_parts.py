@@ -1,8 +1,6 @@
 """The parts of tiers: regions, namespaces, seals, breakers, buffers, metrics, URLs."""
 
-import contextlib
 import dataclasses
-import inspect
 import itertools
 import json
 import os
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvoffload import tiers
 from kvoffload.testing.tiers import run
 from kvoffload.tiers import (
     DirectoryTier,
@@ -34,13 +31,6 @@ from tests.tiers.inside import Clock
 from tests.tiers.seals import Seal
 
 pytestmark = pytest.mark.fast
-
-
-def test_what_is_closed_is_a_context_manager() -> None:
-    public = [getattr(tiers, name) for name in tiers.__all__]
-    closed = [each for each in public if inspect.isclass(each) and hasattr(each, "close")]
-    assert len(closed) > 8
-    assert all(issubclass(each, contextlib.AbstractContextManager) for each in closed)
 
 
 class TestRegion:
