@@ -48,12 +48,8 @@ def test_the_public_classes_are_those_of_the_implementation() -> None:
     assert kvoffload.ARCOffloadingManager is chosen.ARCOffloadingManager
 
 
-def test_a_block_hash_is_bytes_to_the_interpreter() -> None:
-    assert BlockHash(b"x") == b"x"
+def test_a_status_is_sixteen_bytes_with_the_id_at_eight_and_a_hash_is_bytes() -> None:
     assert BlockHash.__supertype__ is bytes  # type: ignore[attr-defined]
-
-
-def test_a_status_is_sixteen_bytes_with_the_id_at_eight() -> None:
     assert issubclass(BlockStatus, ctypes.Structure)
     assert [(name, kind) for name, kind, *_ in BlockStatus._fields_] == [
         ("ref_cnt", ctypes.c_int32),
@@ -117,14 +113,11 @@ def test_ids_that_are_none(block_ids: Any, kind: type[Exception], message: str) 
         CPULoadStoreSpec(block_ids)
 
 
-def test_the_ids_of_a_spec_are_its_own() -> None:
+def test_a_spec_has_ids_of_its_own_and_shows_them_as_a_status_does() -> None:
     given = np.array([1, 2], dtype=np.int64)
     spec = CPULoadStoreSpec(given)
     given[0] = 9
     assert spec.block_ids.tolist() == [1, 2]
-
-
-def test_statuses_and_specs_show_their_content() -> None:
     assert repr(BlockStatus(7)) == "BlockStatus(ref_cnt=-1, block_id=7)"
     assert repr(GPULoadStoreSpec([1, 2])) == "GPULoadStoreSpec(block_ids=[1, 2])"
     assert "removed=True" in repr(OffloadingEvent([A], 16, "CPU", True))

@@ -144,6 +144,8 @@ def test_an_unfinished_object_can_be_finished(twin: ModuleType) -> None:
 
 
 def test_an_unfinished_part_is_no_part(twin: ModuleType) -> None:
+    shown = repr(never_run(twin.CPUOffloadingManager, ()))
+    assert shown == "<CPUOffloadingManager, not initialised>"
     for name in registry.names():
         with pytest.raises(RuntimeError, match="the policy is not initialised"):
             twin.CPUOffloadingManager(16, 4, never_run(twin.policy_class(name), ()))
