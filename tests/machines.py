@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -11,10 +13,10 @@ from kvoffload import BlockHash, Hints
 from tests.blocks import METHODS, once
 from tests.strategies import BATCHES, BLOCKS, KEYS
 
-FORMS = st.sampled_from([None, tuple, once])
+FORMS = st.sampled_from([None, tuple, once, deque])
 OwnBytes = type("OwnBytes", (bytes,), {})  # equal to bytes, and not bytes
 BAD_ELEMENTS = (b"", None, 5, "text", bytearray(b"x"), memoryview(b"x"), (b"x",), OwnBytes(KEYS[0]))
-BAD_BATCHES = (None, 5, b"bytes", "text", 1.5)
+BAD_BATCHES = (None, 5, b"bytes", b"", "text", "", 1.5, bytearray(b"bytes"), memoryview(b"b"))
 PARTS = ("lookup", "prepare_load", "complete_load", "prepare_store")
 """Methods of a request that take a part of it."""
 MOST = 2**31
@@ -181,9 +183,19 @@ class ManagerRules(RuleBasedStateMachine):
         assert ("ValueError" if bad == b"" else "TypeError") in kinds
         assert f"[{position}]" in text
 
+    @rule(method=st.sampled_from(METHODS), batch=BATCHES)
+    def pass_an_iterator_that_fails(self, method: str, batch: list[BlockHash]) -> None:
+        def failing(hashes: list[BlockHash]) -> Iterator[BlockHash]:
+            yield from hashes
+            raise ValueError("of the caller")
+
+        assert self.driven.refuse(method, batch, form=failing)[1] == "of the caller"
+
     @rule(method=st.sampled_from(METHODS), batch=st.sampled_from(BAD_BATCHES))
     def pass_what_is_no_batch(self, method: str, batch: Any) -> None:
-        self.driven.refuse(method, batch)
+        _, text = self.driven.refuse(method, batch)
+        advice = ": wrap it in a list" if isinstance(batch, bytes) else ""
+        assert text == f"hashes must be an iterable of block hashes, got {batch!r}{advice}"
 
     # -- a pool that others use as well ------------------------------------------------------
 

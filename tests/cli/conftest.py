@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,12 @@ def run_shell(script: str, environment: dict[str, str] = BARE, **variables: obje
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def heed_signals() -> None:
+    """Undo what these tests inherit: background jobs of a shell ignore SIGINT, nohup's SIGHUP."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def open_for(process: "subprocess.Popen[bytes]", pipe: Path) -> BinaryIO:
     """Open a named pipe for writing as soon as a process has opened it for reading."""
     while process.poll() is None:
@@ -145,7 +152,7 @@ def growing(turns: int, sessions: int, **more: int) -> list[Request]:
             16 * (turn + 2),
             5,
             (0, *(100 * session + block for block in range(1, turn + 2))),
-            f"session {session}",
+            str(session),
             **more,
         )
         for turn in range(turns)

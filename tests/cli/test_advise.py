@@ -1,9 +1,7 @@
 """`kvoffload advise`: its output, and its errors of one line."""
 
 import html
-import itertools
 import json
-import random
 import re
 import shlex
 
@@ -111,46 +109,6 @@ def test_the_prose_fits_the_width(kvoffload, trace, columns, most):
     done = kvoffload("advise", trace, *SIZE, COLUMNS=columns)
     prose = done.out.partition("\nReason: ")[2].partition("\nPython:")[0].splitlines()
     assert most - 15 < max(map(len, prose)) <= most
-
-
-@pytest.fixture
-def unchained(tmp_path):
-    """A trace of documents in any order, with a hash of each block's content alone."""
-    chance = random.Random(7)
-    pool = [[chance.getrandbits(60) for _ in range(8)] for _ in range(40)]
-    path = tmp_path / "unchained.jsonl"
-    write_trace(
-        (
-            Request(50 * n, 512, 4, tuple(itertools.chain(*chance.choices(pool, k=4))))
-            for n in range(400)
-        ),
-        path,
-    )
-    return path
-
-
-def test_advice_on_ids_that_are_not_chained_is_refused(kvoffload, unchained):
-    options = [unchained, "--capacity=10%", "--kv-bytes-per-token=1000"]
-    done = kvoffload("advise", *options)
-    assert done.code == 2
-    assert done.error.startswith("the ids are not prefix-chained, so hit ratios are too high: ")
-    assert "hash each block together with the id of the block before it" in done.error
-    assert done.error.endswith("; --unchained-ids accepts them")
-    meant = kvoffload("advise", *options, "--unchained-ids", "--json")
-    assert meant.code == 0
-    counts = json.loads(meant.out)
-    assert counts["unchained_requests"] == counts["requests"] == 400
-    assert 40 <= counts["unchained_ids"] <= counts["repeated_ids"] == 320
-
-
-def test_every_command_that_reads_warns_of_ids_that_are_not_chained(kvoffload, unchained):
-    for command, *options in (["info"], ["replay", "--capacity=9"], ["sweep", "--capacity=9"]):
-        done = kvoffload(command, unchained, "--json", *options)
-        assert done.code == 0
-        assert done.err.startswith("note: the ids are not prefix-chained, ")
-        assert len(done.err.splitlines()) == 1
-        assert json.loads(done.out)["unchained_ids"] >= 40
-        assert kvoffload(command, unchained, "--quiet", *options).err == ""
 
 
 def test_the_size_of_an_assumed_cache_is_shown_where_it_decides(kvoffload, tmp_path):

@@ -27,14 +27,6 @@ def lmcache(tmp_path):
     return path
 
 
-def test_a_bad_trace_leaves_no_file(kvoffload, lmcache, tmp_path):
-    lmcache.write_text(lmcache.read_text() + "\nbad")
-    done = kvoffload("convert", lmcache, "-o", tmp_path / "out")
-    assert done.code == 1
-    assert done.error.startswith(f"{lmcache}:4: must be a JSON object")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("stdin", [False, True])
 def test_other_forms_replay_with_the_block_size_that_they_name(kvoffload, lmcache, stdin):

@@ -23,17 +23,12 @@ from kvoffload import IMPLEMENTATION  # noqa: E402
 from kvoffload._metrics import WATCH_METRICS  # noqa: E402
 from kvoffload.traces import Workload, write_trace  # noqa: E402
 
-from .conftest import BARE, COMMAND, run_shell  # noqa: E402
+from .conftest import BARE, COMMAND, heed_signals, run_shell  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="ends a process by SIGINT"),
     pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions"),
 ]
-
-
-def heed_control_c() -> None:
-    """Undo what background jobs of a shell inherit, which ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -45,7 +40,7 @@ def running(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str, st
         stderr=subprocess.PIPE,
         text=True,
         env=BARE,
-        preexec_fn=heed_control_c,  # noqa: PLW1509 (no thread yet)
+        preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
     ) as process:
         try:
             lines = []

@@ -15,7 +15,7 @@ from kvoffload.policies import registry
 from kvoffload.traces import Workload
 from kvoffload.traces.writer import trace_line
 
-from .conftest import COMMAND, open_for
+from .conftest import COMMAND, heed_signals, open_for
 
 pytestmark = [
     pytest.mark.thorough,
@@ -68,12 +68,6 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def heed_signals():
-    """Undo what these tests inherit: background jobs of a shell ignore SIGINT, nohup's SIGHUP."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

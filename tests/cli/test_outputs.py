@@ -1,6 +1,5 @@
 """Outputs are checked before the work: writable, and each a file of its own."""
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ def folder(tmp_path):
     write_trace(Workload(30), tmp_path / "trace")
     (tmp_path / "link.svg").symlink_to("trace")
     (tmp_path / "hard").hardlink_to(tmp_path / "trace")
-    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 
@@ -45,31 +43,21 @@ ADVISE = "kvoffload advise trace --capacity 1MiB --kv-bytes-per-token 100"
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("kvoffload convert trace -o trace", "--output must be another file than TRACE"),
-        ("kvoffload convert trace -o folder/../trace", "--output must be another file than TRACE"),
-        ("kvoffload convert trace -o link.svg", "--output must be another file than TRACE"),
-        ("kvoffload convert link.svg -o trace", "--output must be another file than TRACE"),
-        ("kvoffload convert hard -o trace", "--output must be another file than TRACE"),
         ("kvoffload convert - -o trace < trace", "--output must be another file than TRACE"),
         ("kvoffload convert - -o link.svg < hard", "--output must be another file than TRACE"),
         ("kvoffload convert /dev/stdin -o trace < trace", "--output must be another file than"),
-        ("kvoffload convert pipe -o pipe", "--output must be another file than TRACE"),
         ("kvoffload convert trace >> trace", "standard output must be another file than TRACE"),
         ("kvoffload convert - < trace >> trace", "standard output must be another file than TRACE"),
         ("kvoffload convert trace -o /dev/stdout >> trace", "--output must be another file than"),
         ("kvoffload info trace >> hard", "standard output must be another file than TRACE"),
         ("kvoffload replay trace --json >> trace", "standard output must be another file than"),
-        ("kvoffload sweep trace --results trace", "--results must be another file than TRACE"),
         ("kvoffload sweep - --results trace < trace", "--results must be another file than TRACE"),
-        ("kvoffload sweep trace --plot link.svg", "--plot must be another file than TRACE"),
-        ("kvoffload sweep trace --plot a.svg --results a.svg", "--results must be another file th"),
         ("kvoffload sweep trace --plot a.svg > a.svg", "--plot must be another file than standard"),
-        (f"{ADVISE} --report trace", "--report must be another file than TRACE"),
         (f"{ADVISE} --report a >> a", "--report must be another file than standard output"),
     ],
 )  # fmt: skip
 def test_one_file_in_two_places_is_an_error_that_changes_nothing(folder, run, command, message):
-    (folder / "folder").mkdir()
+    """Those that need no shell are in ``golden.txt``."""
     before = (folder / "trace").read_bytes()
     done = run(command)
     assert done.code == 2
@@ -77,35 +65,7 @@ def test_one_file_in_two_places_is_an_error_that_changes_nothing(folder, run, co
     assert (folder / "trace").read_bytes() == before
     assert (folder / "link.svg").readlink() == Path("trace")
     left = {path.name for path in folder.iterdir()}
-    assert left - {"a", "a.svg"} == {"trace", "link.svg", "hard", "pipe", "folder"}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "kvoffload generate -o",
-        "kvoffload convert absent -o",
-        "kvoffload sweep absent --results",
-        "kvoffload sweep absent --plot",
-        f"{ADVISE.replace('trace', 'absent')} --report",
-    ],
-)
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere/x.svg", "No such file or directory"),
-        ("trace/x.svg", "Not a directory"),
-        ("folder.svg", "Is a directory"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_reported_before_the_trace_is_read(
-    folder, run, command, name, message
-):
-    (folder / "folder.svg").mkdir()
-    before = sorted(folder.iterdir())
-    done = run(f"{command} {name}")
-    assert (done.code, done.error) == (1, f"{name}: {message}")
-    assert sorted(folder.iterdir()) == before
+    assert left - {"a", "a.svg"} == {"trace", "link.svg", "hard"}
 
 
 def test_standard_streams_that_are_one_socket_or_terminal_are_no_error(folder):

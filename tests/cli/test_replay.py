@@ -103,14 +103,9 @@ def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvofflo
     assert {row["policy"] for row in results(loop)} == {"lru", "hit-density"}  # belady has no loop
 
 
-def unsized(tmp_path):
+def test_without_a_block_size_the_token_ratio_is_left_out(kvoffload, tmp_path):
     path = tmp_path / "unsized.jsonl"
     write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))], path)
-    return path
-
-
-def test_without_a_block_size_the_token_ratio_is_left_out(kvoffload, tmp_path):
-    path = unsized(tmp_path)
     done = kvoffload("replay", path, "--capacity=5", "--json", "--policy=lru")
     (row,) = results(done)
     assert row["token_hit_ratio"] is None

@@ -105,10 +105,11 @@ VARIANTS = (
     ("name", "capacity", "more"),
     [
         ("picture", "1%, 40%", ("--block-bytes", "160MiB")),
+        ("picture", "1GB,4GB,16GB", ("--block-bytes", "160MiB")),
         ("a name that is too long for a line " * 5, "250, 300, 390", ("--pending", "2")),
         ("picture", "64", ()),
     ],
-    ids=["bytes", "long", "one"],
+    ids=["bytes", "sizes", "long", "one"],
 )
 def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity, more):
     """There is a white margin all around, and every text is complete."""
@@ -119,7 +120,7 @@ def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity,
     path.write_bytes(trace.read_bytes())
     for form in ("png", "svg"):
         plot = ("--plot", tmp_path / f"a.{form}", "--capacity", capacity, *more)
-        swept(kvoffload, path, "--policy", ",".join(VARIANTS), *plot)
+        table = swept(kvoffload, path, "--policy", ",".join(VARIANTS), *plot)
     pixels = image.imread(tmp_path / "a.png")[:, :, :3]
     for edge in (pixels[:10], pixels[-10:], pixels[:, :10], pixels[:, -10:]):
         assert edge.min() == 1
@@ -129,6 +130,9 @@ def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity,
     assert not [word for word in words if word.endswith((".0 %", ".0"))]
     assert sum(bool(re.fullmatch("[0-9,]+", word)) for word in words) >= 2  # capacities
     assert "<dc:date>" not in written  # the same sweep makes the same picture
+    units = {word.rpartition(" ")[2] for word in words if re.fullmatch(r"[0-9.]+ [KMGT]i?B", word)}
+    assert units <= {*re.findall("[MG]iB", table)}, "of powers of two, as in the table"
+    assert bool(units) == bool(more and more[0] == "--block-bytes")
 
 
 HOSTILE_NAMES = [
@@ -203,21 +207,3 @@ def test_csv_is_written_to_a_file_beside_the_tables_or_printed(kvoffload, trace,
         out.unlink()
     done = kvoffload("sweep", trace, "--csv", out, "--json", *options)
     assert (done.value["trace"], out.read_text()) == (str(trace), printed.out)
-
-
-def test_the_bytes_of_a_picture_have_the_units_of_the_table(kvoffload, trace, tmp_path):
-    matplotlib = pytest.importorskip("matplotlib")
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        options = [
-            "--policy=lru",
-            "--block-bytes=160MiB",
-            "--capacity=1GB,4GB,16GB",
-            "--jobs=1",
-            "--quiet",
-        ]
-        done = kvoffload("sweep", trace, *options, "--plot", tmp_path / "p.svg")
-    texts = re.findall(r">([^<>]*(?:[KMGT]i?B))<", (tmp_path / "p.svg").read_text())
-    assert [text for text in texts if text.endswith("GiB")]
-    assert not [text for text in texts if not text.endswith("iB")]
-    sizes = next(line for line in done.out.splitlines() if line.startswith("size"))
-    assert re.findall(r"[KMGT]i?B", sizes) == ["MiB", "GiB", "GiB"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kvoffload import IMPLEMENTATION
-from kvoffload.replay import DecodedTrace
 from kvoffload.traces import Workload
 
 from .conftest import BARE
@@ -20,11 +19,6 @@ pytestmark = pytest.mark.thorough
 
 WORKLOAD = Workload(250, seed=1)
 QUIET = ("--jobs", "1", "--quiet")
-
-
-def test_one_memory_alone_can_be_asked_for(kvoffload, trace):
-    arguments = ("--kv-bytes-per-token=2KiB", "--capacity", "100, 100", *QUIET)
-    assert "No other memory was compared." in kvoffload("advise", trace, *arguments).out
 
 
 OWN = '''
@@ -97,11 +91,6 @@ class Sizeless(Fifo):
 @pytest.fixture
 def own(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
-    (tmp_path / "broken.py").write_text("1 / 0")
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "policies.py").write_text("from mine import Fifo\n")
-    (package / "broken.py").write_text("1 / 0")
     return {"PYTHONPATH": str(tmp_path)}
 
 
@@ -238,16 +227,3 @@ def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
     value = kvoffload("advise", trace, *arguments, *given, "--json").value
     assert (value["device_memory"], value["without_device_memory"]) == (0, None)
     assert value["engine"]["prefill_tokens_per_second"] == 1000
-
-
-def test_several_memories_are_compared_and_the_first_is_advised_on(kvoffload, trace):
-    arguments = ("advise", trace, "--kv-bytes-per-token=2KiB", *QUIET, "--json")
-    value = kvoffload(*arguments, "--capacity", "200,5%", "--capacity", "1GiB").value
-    unique = DecodedTrace.of(WORKLOAD)
-    capacities = [memory["capacity"] for memory in value["memories"]]
-    assert value["memory"] == 200 * 2**20
-    assert 200 in capacities
-    assert 1024 in capacities
-    assert len(capacities) == 3
-    assert capacities == sorted(capacities)
-    assert min(capacities) < unique.unique_blocks

@@ -19,6 +19,14 @@ from kvoffload import (
 from tests.policies.models import PolicyModel
 
 PENDING = -1
+
+
+def said(call: str, block: BlockHash) -> str:
+    """Return how the text of an error on a block begins."""
+    cut = f"... ({len(block)} bytes)" if len(block) > 32 else ""
+    return f"{call}: block {block[:32].hex()}{cut} is not"
+
+
 COUNTERS = (
     "lookups",
     "lookup_blocks",
@@ -198,9 +206,9 @@ class ManagerModel:
         for block in batch:
             row = self.row(block)
             if row is None:
-                raise BlockNotFoundError(block.hex())
+                raise BlockNotFoundError(said("prepare_load", block))
             if row.pins == PENDING:
-                raise BlockNotReadyError(block.hex())
+                raise BlockNotReadyError(said("prepare_load", block))
         slots = []
         for row in [row for block in batch for row in self.rows if row.block == block]:
             row.pins += 1
@@ -212,9 +220,9 @@ class ManagerModel:
         for index, block in enumerate(batch):
             row = self.row(block)
             if row is None:
-                raise BlockNotFoundError(block.hex())
+                raise BlockNotFoundError(said("complete_load", block))
             if row.pins < batch[: index + 1].count(block):
-                raise BlockNotPinnedError(block.hex())
+                raise BlockNotPinnedError(said("complete_load", block))
         for row in self.rows:
             row.pins -= batch.count(row.block)
 

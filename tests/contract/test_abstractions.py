@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,28 +70,20 @@ class SmallestBackend(Backend):
 )
 def test_what_must_be_overridden(abstraction: Any, methods: set[str]) -> None:
     assert abstraction.__abstractmethods__ == methods
+    assert abstraction.__slots__ == (), "they take no room in a subclass"
 
 
-@pytest.mark.parametrize("abstraction", [OffloadingManager, CachePolicy, Backend])
-def test_the_abstractions_take_no_room_in_a_subclass(abstraction: Any) -> None:
-    assert abstraction.__slots__ == ()
-
-
-def test_a_manager_may_leave_the_rest_alone() -> None:
-    manager = SmallestManager()
-    assert manager.touch([A]) is None  # type: ignore[func-returns-value]
-    assert manager.complete_load([A]) is None  # type: ignore[func-returns-value]
-    assert manager.complete_store([A]) is None  # type: ignore[func-returns-value]
-    assert manager.complete_store([A], success=False) is None  # type: ignore[func-returns-value]
+def test_a_subclass_may_leave_the_rest_alone() -> None:
+    manager: Any = SmallestManager()
+    for call in (manager.touch, manager.complete_load, manager.complete_store):
+        assert call([A]) is None
+    assert manager.complete_store([A], success=False) is None
     assert list(manager.take_events()) == []
-
-
-def test_a_policy_may_leave_clear_and_len_alone() -> None:
-    policy = SmallestPolicy(cache_capacity=4)
-    with pytest.raises(NotImplementedError):
-        policy.clear()
-    with pytest.raises(NotImplementedError):
-        len(policy)
+    policy, backend = SmallestPolicy(cache_capacity=4), SmallestBackend(16, "SHELF")
+    spec = partial(backend.get_load_store_spec, [A], [BlockStatus(0)])
+    for call in (policy.clear, policy.__len__, spec):
+        with pytest.raises(NotImplementedError):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +113,6 @@ def test_what_the_constructors_take_is_checked(
     for value in values:
         with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
             make(value)
-
-
-def test_a_backend_may_leave_its_spec_alone() -> None:
-    with pytest.raises(NotImplementedError):
-        SmallestBackend(16, "SHELF").get_load_store_spec([A], [BlockStatus(0)])
 
 
 def test_a_request_of_a_manager_of_ones_own_touches_when_it_begins_grows_and_ends() -> None:

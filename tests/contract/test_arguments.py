@@ -39,37 +39,32 @@ def construct(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("argument", "value", "message"),
+    ("argument", "value", "said"),
     [
-        ("num_blocks", -1, "num_blocks must be >= 0, got -1"),
-        ("num_blocks", 2**31, "num_blocks must be <= 2147483647, got 2147483648"),
-        ("block_size", 0, "block_size must be >= 1, got 0"),
-        ("block_size", -3, "block_size must be >= 1, got -3"),
+        ("num_blocks", -1, ">= 0, got -1"),
+        ("num_blocks", 2**31, "<= 2147483647, got 2147483648"),
+        ("block_size", 0, ">= 1, got 0"),
+        ("block_size", -3, ">= 1, got -3"),
+        *(
+            pytest.param(argument, sign * 10**5000, ", got an integer of 16610 bits", id="long")
+            for argument in ("num_blocks", "block_size")
+            for sign in (-1, 1)
+        ),
+        *(
+            (argument, value, f"an integer, got {value!r}")
+            for argument in ("num_blocks", "block_size")
+            for value in (True, False, 4.0, "4", None, [4], b"4")
+        ),
     ],
 )
-def test_out_of_bounds(construct: Any, argument: str, value: int, message: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
-        construct(argument, value)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
-@pytest.mark.parametrize("value", [-(10**5000), 10**5000], ids=["negative", "positive"])
-def test_a_value_of_any_length_makes_a_short_message(
-    construct: Any, argument: str, value: int
+def test_what_is_no_number_of_blocks_or_tokens(
+    construct: Any, argument: str, value: Any, said: str
 ) -> None:
-    with pytest.raises(ValueError, match=argument) as caught:
+    kind = TypeError if said.startswith("an integer") else ValueError
+    with pytest.raises(kind) as caught:
         construct(argument, value)
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
-@pytest.mark.parametrize("value", [True, False, 4.0, "4", None, [4], b"4"])
-def test_not_an_integer(construct: Any, argument: str, value: Any) -> None:
-    with pytest.raises(TypeError) as caught:
-        construct(argument, value)
-    assert str(caught.value).startswith(f"{argument} must be an integer, got ")
-    assert str(value).strip("[]'b") in str(caught.value)
+    assert str(caught.value).startswith(f"{argument} must be ")
+    assert str(caught.value).endswith(said)
 
 
 @pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
@@ -108,23 +103,19 @@ def test_arguments_by_name_by_place_and_by_default(twin: ModuleType) -> None:
         assert named.events == []
 
 
-@pytest.mark.parametrize(
-    "name", ["", "LRU", "no policy?", "no policy", "lru ", pytest.param("a" * 10_000, id="long")]
-)
-def test_an_unknown_policy_lists_the_known_ones(twin: ModuleType, name: str) -> None:
-    with pytest.raises(ValueError, match="cache_policy") as caught:
+NEAR = {"LRU": "lru", "Arc": "arc", "HitDensity": "hit-density", "S3-FIFO": "s3fifo"}
+
+
+@pytest.mark.parametrize("name", ["", "no policy?", "no policy", "lru ", "a" * 10_000, *NEAR])
+def test_an_unknown_policy_lists_the_known_ones_and_the_nearest(
+    twin: ModuleType, name: str
+) -> None:
+    with pytest.raises(ValueError, match="cache_policy must be one of lru, arc,") as caught:
         twin.CPUOffloadingManager(16, 4, name)
-    for known in registry.names():
-        assert known in str(caught.value)
+    assert all(known in str(caught.value) for known in registry.names())
     assert len(str(caught.value)) < 500
-
-
-def test_an_unknown_policy_is_told_the_nearest(twin: ModuleType) -> None:
-    near = {"LRU": "lru", "Arc": "arc", "HitDensity": "hit-density", "S3-FIFO": "s3fifo"}
-    for name, meant in near.items():
-        with pytest.raises(ValueError, match=f"got '{name}'; did you mean '{meant}'") as caught:
-            twin.CPUOffloadingManager(16, 4, name)
-        assert "one of lru, arc," in str(caught.value)
+    if name in NEAR:
+        assert f"got '{name}'; did you mean '{NEAR[name]}'" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["lru?", "lru?x", "lru?x=1", "arc?cache_capacity=3", "lru?=1"])
@@ -189,15 +180,11 @@ def test_what_is_no_name_of_a_policy(read: Callable[[Any, str], object], name: A
         read(name, "policy")
 
 
-@pytest.mark.parametrize("policy", [None, 5, object, int, b"lru", ["lru"]])
+@pytest.mark.parametrize("policy", [None, 5, object, int, b"lru", ["lru"], CachePolicy])
 def test_what_is_no_policy(twin: ModuleType, policy: Any) -> None:
-    with pytest.raises(TypeError, match="cache_policy must be"):
+    said = "abstract" if policy is CachePolicy else "cache_policy must be"
+    with pytest.raises(TypeError, match=said):
         twin.CPUOffloadingManager(16, 4, policy)
-
-
-def test_an_abstract_policy_cannot_be_built(twin: ModuleType) -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        twin.CPUOffloadingManager(16, 4, CachePolicy)
 
 
 def test_missing_and_surplus_arguments(twin: ModuleType) -> None:

@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +15,16 @@ import numpy as np
 import pytest
 
 from kvoffload import (
+    BackendError,
+    BlockNotFoundError,
+    BlockNotPinnedError,
+    BlockNotReadyError,
+    OffloadError,
+    PolicyError,
     RefCountOverflowError,
 )
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, once, slots, store
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.contract.model import COUNTERS, PRESENT
 from tests.observation import observe
@@ -63,16 +70,6 @@ def test_a_copy_of_the_output_has_what_was_evicted(
     assert f"block_hashes_evicted={[A, B]}" in repr(output)
 
 
-def test_a_large_store_evicts_a_large_part(build: Build) -> None:
-    manager = build(300)
-    old, new = block_hashes(*range(300)), block_hashes(*range(1000, 1250))
-    for block in old:
-        store(manager, [block])
-    assert store(manager, new).block_hashes_evicted == old[:250]
-    assert manager.lookup(old[250:] + new) == 300
-    check_invariants(manager)
-
-
 def test_ids_come_in_the_order_given_and_are_the_callers(build: Build) -> None:
     manager = build(4)
     stored = slots(store(manager, [A, B, C]).store_spec)
@@ -107,39 +104,6 @@ class OwnList(list[Any]):
     """A list that could iterate in its own way."""
 
 
-@pytest.mark.parametrize("form", [list, tuple])
-def test_what_comes_after_the_first_miss_is_not_looked_at(
-    build: Build, form: Callable[[Any], Any]
-) -> None:
-    manager = build(200)
-    known = block_hashes(*range(100, 250))
-    store(manager, known)
-    manager.prepare_store([E])
-    for found in (0, 1, 4, 5, 68, 69, 150):
-        for stop in (D, E):  # unknown, pending
-            batch: list[Any] = [*known[:found], stop, 5, b"", *known]
-            before = manager.stats()
-            assert manager.lookup(form(batch)) == found
-            after = manager.stats()
-            assert after["lookup_blocks"] - before["lookup_blocks"] == len(batch)
-            assert after["hit_blocks"] - before["hit_blocks"] == found
-
-
-@pytest.mark.parametrize("form", [list, tuple])
-@pytest.mark.parametrize("found", [0, 1, 3, 4, 5, 67, 68, 69, 150])
-def test_every_hash_that_is_looked_at_is_checked(
-    build: Build, form: Callable[[Any], Any], found: int
-) -> None:
-    manager = build(200)
-    known = block_hashes(*range(100, 250))
-    store(manager, known)
-    before = observe(manager)
-    for bad, error in ((5, TypeError), (bytearray(A), TypeError), (b"", ValueError)):
-        with pytest.raises(error, match=rf"^hashes\[{found}\] must"):
-            manager.lookup(form([*known[:found], bad, D, *known]))
-        assert observe(manager) == before
-
-
 def test_an_iterator_is_consumed_and_checked_whole(build: Build) -> None:
     manager = build(2)
     batch: list[Any] = [A, B, 5]
@@ -150,14 +114,25 @@ def test_an_iterator_is_consumed_and_checked_whole(build: Build) -> None:
 
 
 @pytest.mark.parametrize("form", [list, tuple])
-def test_a_lookup_that_misses_at_once_costs_the_same_however_long(
-    twin: ModuleType, form: Callable[[Any], Any]
+@pytest.mark.parametrize("found", [0, 1, 3, 4, 5, 67, 68, 69, 150])
+def test_a_lookup_checks_no_further_than_its_first_miss(
+    build: Build, form: Callable[[Any], Any], found: int
 ) -> None:
-    """Elements that would be an error are never reached, wherever they stand."""
-    manager = twin.CPUOffloadingManager(16, 8)
-    for length in (1, 10, 1_000, 100_000):
-        assert manager.lookup(form([A, *[None] * length])) == 0
-    assert manager.stats()["lookup_blocks"] == 101_011 + 4
+    manager = build(200)
+    known = block_hashes(*range(100, 250))
+    store(manager, known)
+    manager.prepare_store([E])
+    for stop in (D, E):  # unknown, pending
+        before = manager.stats()
+        assert manager.lookup(form([*known[:found], stop, 5, b"", *known])) == found
+        after = manager.stats()
+        assert after["lookup_blocks"] - before["lookup_blocks"] == found + 3 + len(known)
+        assert after["hit_blocks"] - before["hit_blocks"] == found
+    seen = observe(manager)
+    for bad, error in ((5, TypeError), (bytearray(A), TypeError), (b"", ValueError)):
+        with pytest.raises(error, match=rf"^hashes\[{found}\] must"):
+            manager.lookup(form([*known[:found], bad, D, *known]))
+        assert observe(manager) == seen
 
 
 def test_a_policy_hears_of_every_hash_in_batch_order(twin: ModuleType) -> None:
@@ -173,26 +148,148 @@ def test_a_policy_hears_of_every_hash_in_batch_order(twin: ModuleType) -> None:
     assert heard == [[C, A, D, A]]
 
 
-def test_the_names_are_these_in_this_order(build: Build) -> None:
-    stats = build(3).stats()
+def test_the_statistics_are_these_in_this_order_and_a_copy(build: Build) -> None:
+    manager = build(3)
+    stats = manager.stats()
     assert type(stats) is dict
     assert tuple(stats) == COUNTERS + PRESENT
     assert all(type(value) is int for value in stats.values())
-    assert stats == {**dict.fromkeys(COUNTERS + PRESENT, 0), "free": 3}
+    stats["lookups"] = 99
+    assert manager.stats() == {**dict.fromkeys(COUNTERS + PRESENT, 0), "free": 3}
 
 
-def test_stats_are_a_copy(build: Build) -> None:
-    manager = build(3)
-    manager.stats()["lookups"] = 99
-    assert manager.stats()["lookups"] == 0
+@pytest.mark.parametrize("length", [36, 37, 300, 5000])
+def test_keys_that_differ_only_in_length_or_in_one_byte_are_different(
+    build: Build, length: int
+) -> None:
+    key = bytes(length)
+    family = [key, key + b"\0", key[:-1], b"\1" + key[1:], key[:-1] + b"\1"]
+    manager = build(8)
+    store(manager, family[:1])
+    assert [block in manager for block in family] == [True, False, False, False, False]
+    store(manager, family[1:])
+    assert [manager.lookup([block]) for block in family] == [1] * 5
+    assert len(manager) == 5
+    ids = [slots(manager.prepare_load([block]))[0] for block in family]
+    assert len(set(ids)) == 5
 
 
-def test_what_is_no_hash_is_not_resident(build: Build) -> None:
-    class BytesOfMyOwn(bytes):
-        pass
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (OffloadError, Exception),
+        (BlockNotFoundError, KeyError),
+        (BlockNotReadyError, RuntimeError),
+        (BlockNotPinnedError, RuntimeError),
+        (RefCountOverflowError, OverflowError),
+        (BackendError, RuntimeError),
+        (PolicyError, RuntimeError),
+    ],
+)
+def test_each_error_is_one_of_ours_and_one_of_pythons(
+    kind: type[Exception], base: type[Exception]
+) -> None:
+    assert issubclass(kind, OffloadError)
+    assert issubclass(kind, base)
+    assert [str(kind(*said)) for said in (("what went wrong",), ())] == ["what went wrong", ""]
+    assert OffloadError.__bases__ == (Exception,)
 
-    manager = build(2)
+
+# -- events ------------------------------------------------------------------------------------
+
+
+def taken(manager: Any) -> list[tuple[str, str]]:
+    """Return the untaken events as (hashes, kind)."""
+    return [read(event) for event in manager.take_events()]
+
+
+def read(event: Any) -> tuple[str, str]:
+    return names(event.block_hashes), "removed" if event.removed else "stored"
+
+
+def test_the_events_that_are_taken_are_detached_at_the_call(build: Build) -> None:
+    manager = build(4, enable_events=True)
     store(manager, [A])
-    things: list[object] = [None, 5, [], A.hex(), b"", bytearray(A), BytesOfMyOwn(A)]
-    for thing in things:
-        assert thing not in manager
+    store(manager, [B])
+    half_read = manager.take_events()
+    assert read(next(half_read)) == ("A", "stored")
+    store(manager, [C])
+    assert taken(manager) == [("C", "stored")]
+    assert [read(event) for event in half_read] == [("B", "stored")]
+    store(manager, [D])
+    manager.take_events()
+    assert taken(manager) == []
+
+
+def test_take_events_gives_an_iterator(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    for events in (manager.take_events(), build(1).take_events()):
+        assert iter(events) is events
+        assert next(events, None) is None
+
+
+def test_lists_in_events_and_outputs_are_separate(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    first = manager.prepare_store([A])
+    batch = first.block_hashes_to_store
+    manager.complete_store(batch)
+    second = manager.prepare_store([B])
+    batch.append(D)
+    second.block_hashes_evicted.append(E)
+    second.block_hashes_to_store.append(E)
+    assert taken(manager) == [("A", "stored"), ("A", "removed")]
+    assert manager.lookup([B]) == 0
+    assert (D in manager, E in manager) == (False, False)
+
+
+# -- a batch that calls the manager, which sees the state before the call --------------------------
+
+
+def with_call(call: Callable[[], Any], *batch: bytes) -> Iterator[bytes]:
+    """Yield a batch, making a call after its first element."""
+    for index, block in enumerate(batch):
+        yield block
+        if index == 0:
+            call()
+
+
+def test_the_protected_of_an_eviction_may_call_the_policy(twin: ModuleType) -> None:
+    for policy_class in (twin.LRUCachePolicy, twin.ARCCachePolicy):
+        manager = twin.CPUOffloadingManager(16, 4, policy_class)
+        store(manager, [A, B, C, D])
+        policy = policy_class(4)
+        for block in (A, B, C, D):
+            policy.insert(block, manager.policy.get(block))
+        evicted = policy.evict(2, with_call(partial(policy.remove, A), E, D))
+        assert names(block for block, _ in evicted) == "BC"
+        assert len(policy) == 1
+        check_invariants(policy)
+
+
+def test_a_batch_that_changes_under_its_own_iterator(build: Build) -> None:
+    manager = build(4)
+
+    class Shrinking(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            yield from (A, B)
+            self.clear()
+
+    output = manager.prepare_store(Shrinking([C, D]))
+    assert names(output.block_hashes_to_store) == "AB"
+
+
+CALLS = ("lookup", "touch", "prepare_load", "complete_load", "prepare_store", "complete_store")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_whose_iterator_cannot_initialise_the_manager_again(
+    twin: ModuleType, call: str
+) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    store(manager, [A, B])
+    manager.prepare_load([A])
+    before = manager.stats()
+    with pytest.raises(RuntimeError, match="initialised already"):
+        getattr(manager, call)(with_call(lambda: manager.__init__(32, 8), A, C))
+    assert manager.stats() == before
+    check_invariants(manager)

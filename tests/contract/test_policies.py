@@ -86,12 +86,9 @@ def test_a_policy_is_a_cache_policy_and_its_capacity_stays(policy_class: Any) ->
     assert isinstance(policy, CachePolicy)
     with pytest.raises(AttributeError):
         policy.cache_capacity = 5
-    for capacity in (-1, 2**31, 2**70):
-        with pytest.raises(ValueError, match="cache_capacity must be"):
-            policy_class(capacity)
-    for no_integer in (True, 1.5, "4", None):
-        with pytest.raises(TypeError, match="cache_capacity must be an integer"):
-            policy_class(no_integer)
+    for wrong in (-1, 2**31, 2**70, True, 1.5, "4", None):
+        with pytest.raises((TypeError, ValueError), match=r"^cache_capacity must be"):
+            policy_class(wrong)
 
 
 def test_the_object_passed_in_is_not_used_again(policy_class: Any) -> None:

@@ -205,71 +205,78 @@ def test_a_block_that_raises_finishes_the_request(build: Build) -> None:
     assert request.is_finished
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "error", "text"),
-    [
-        (-1, 2, ValueError, "start must be >= 0, got -1"),
-        (3, 3, ValueError, "start must be <= 2, got 3"),
-        (1, 0, ValueError, "stop must be >= 1, got 0"),
-        (0, 3, ValueError, "stop must be <= 2, got 3"),
-        (0, 2**70, ValueError, "stop must be <= 2, got"),
-        (True, 2, TypeError, "start must be an integer, got True"),
-        (0.0, 2, TypeError, "start must be an integer, got 0.0"),
-        (0, "2", TypeError, "stop must be an integer, got '2'"),
-    ],
-)
-def test_a_part_is_checked(
-    build: Build, start: Any, stop: Any, error: type[Exception], text: str
+PARTS: list[tuple[Any, Any, type[Exception], str]] = [
+    (-1, 2, ValueError, "start must be >= 0, got -1"),
+    (3, 3, ValueError, "start must be <= 2, got 3"),
+    (1, 0, ValueError, "stop must be >= 1, got 0"),
+    (0, 3, ValueError, "stop must be <= 2, got 3"),
+    (0, 2**70, ValueError, "stop must be <= 2, got"),
+    (True, 2, TypeError, "start must be an integer, got True"),
+    (0.0, 2, TypeError, "start must be an integer, got 0.0"),
+    (0, "2", TypeError, "stop must be an integer, got '2'"),
+]
+BEGINS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"hashes": [A, b""]}, ValueError, r"hashes\[1\] must not be empty"),
+    ({"hashes": [A, "text"]}, TypeError, r"hashes\[1\] must be bytes"),
+    ({"hashes": A}, TypeError, "hashes must be an iterable of block hashes"),
+    ({"hashes": 5}, TypeError, "hashes must be an iterable of block hashes"),
+    ({"hints": {"ends": True}}, TypeError, "hints must be Hints or None"),
+    ({"now": "noon"}, TypeError, "now must be a number or None, got 'noon'"),
+    ({"now": float("nan")}, ValueError, "now must be finite, got nan"),
+    ({"now": -1 << 1024}, ValueError, "now must be finite, got an integer"),
+]
+HINTED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"ends": 1}, TypeError, "ends must be True or False, got 1"),
+    ({"expect_s": "2"}, TypeError, "expect_s must be a number or None, got '2'"),
+    ({"expect_s": True}, TypeError, "expect_s must be a number or None, got True"),
+    ({"expect_s": 0}, ValueError, "expect_s must be finite and > 0, got 0"),
+    ({"expect_s": -1.0}, ValueError, "expect_s must be finite and > 0, got -1.0"),
+    ({"expect_s": float("inf")}, ValueError, "expect_s must be finite and > 0, got inf"),
+    ({"expect_s": 1 << 1024}, ValueError, "expect_s must be finite and > 0, got an integer"),
+    ({"expect_s": float("nan")}, ValueError, "expect_s must be finite and > 0, got nan"),
+    ({"source": b"x"}, TypeError, "source must be a string, got bytes"),
+    ({"source": "x" * 65}, ValueError, "source must have at most 64 characters, got 65"),
+]
+MISTAKES: list[tuple[Callable[[Any, Any], object], type[Exception], str]] = [
+    *(
+        (lambda _, request, m=method, p=part: getattr(request, m)(*p), error, text)
+        for *part, error, text in PARTS
+        for method in ("prepare_load", "complete_load", "prepare_store")
+    ),
+    *(
+        (lambda _, request, start=start: request.lookup(start), error, text)
+        for start, stop, error, text in PARTS
+        if stop == 2
+    ),
+    *(
+        (lambda manager, _, given=given: manager.begin(**{"hashes": [A]} | given), error, text)
+        for given, error, text in BEGINS
+    ),
+    *((lambda *_, given=given: Hints(**given), error, text) for given, error, text in HINTED),
+    (lambda _, request: request.extend([B, b""]), ValueError, r"hashes\[1\] must not be empty"),
+    (lambda _, request: request.finish(hints=5), TypeError, "hints must be Hints or None, got 5"),
+    (
+        lambda _, request: request.complete_store(1),
+        TypeError,
+        "success must be True or False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), MISTAKES)
+def test_a_mistake_is_named_and_changes_nothing(
+    build: Build, call: Callable[[Any, Any], object], error: type[Exception], text: str
 ) -> None:
     manager = build(4)
     store(manager, [A, B])
     request = manager.begin([A, B])
     before = observe(manager)
-    for call in (request.prepare_load, request.complete_load, request.prepare_store):
-        with pytest.raises(error, match=text):
-            call(start, stop)
-    if stop == 2:
-        with pytest.raises(error, match=text):
-            request.lookup(start)
-    assert observe(manager) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"hashes": [A, b""]}, ValueError, r"hashes\[1\] must not be empty"),
-        ({"hashes": [A, "text"]}, TypeError, r"hashes\[1\] must be bytes"),
-        ({"hashes": A}, TypeError, "hashes must be an iterable of block hashes"),
-        ({"hashes": 5}, TypeError, "hashes must be an iterable of block hashes"),
-        ({"hashes": [A], "hints": {"ends": True}}, TypeError, "hints must be Hints or None"),
-        ({"hashes": [A], "now": "noon"}, TypeError, "now must be a number or None, got 'noon'"),
-        ({"hashes": [A], "now": float("nan")}, ValueError, "now must be finite, got nan"),
-        ({"hashes": [A], "now": -1 << 1024}, ValueError, "now must be finite, got an integer"),
-    ],
-)
-def test_arguments_are_checked(
-    build: Build, arguments: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    before = observe(manager)
     with pytest.raises(error, match=text):
-        manager.begin(**arguments)
+        call(manager, request)
     assert observe(manager) == before
-
-
-def test_a_mistake_in_what_is_appended_changes_nothing(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    request = manager.begin([A])
-    with pytest.raises(ValueError, match=r"hashes\[1\] must not be empty"):
-        request.extend([B, b""])
-    with pytest.raises(TypeError, match="hints must be Hints or None, got 5"):
-        request.finish(hints=5)
-    with pytest.raises(TypeError, match="success must be True or False, got 1"):
-        request.complete_store(1)
-    assert request.hashes == (A,)
+    assert request.hashes == (A, B)
     assert not request.is_finished
+    assert Hints(expect_s=2, source="x" * 64).expect_s == 2
 
 
 def test_the_caller_s_list_is_copied(build: Build) -> None:
@@ -439,24 +446,3 @@ def test_a_user_s_policy_hears_of_requests(twin: ModuleType) -> None:
     request = manager.begin([D, E, F, G])
     assert request.prepare_store() is None
     assert policy.heard == [("begun", "DEFG", None), ("missed", "DEFG")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"ends": 1}, TypeError, "ends must be True or False, got 1"),
-        ({"expect_s": "2"}, TypeError, "expect_s must be a number or None, got '2'"),
-        ({"expect_s": True}, TypeError, "expect_s must be a number or None, got True"),
-        ({"expect_s": 0}, ValueError, "expect_s must be finite and > 0, got 0"),
-        ({"expect_s": -1.0}, ValueError, "expect_s must be finite and > 0, got -1.0"),
-        ({"expect_s": float("inf")}, ValueError, "expect_s must be finite and > 0, got inf"),
-        ({"expect_s": 1 << 1024}, ValueError, "expect_s must be finite and > 0, got an integer"),
-        ({"expect_s": float("nan")}, ValueError, "expect_s must be finite and > 0, got nan"),
-        ({"source": b"x"}, TypeError, "source must be a string, got bytes"),
-        ({"source": "x" * 65}, ValueError, "source must have at most 64 characters, got 65"),
-    ],
-)
-def test_hints_are_checked(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        Hints(**arguments)
-    assert Hints(expect_s=2, source="x" * 64).expect_s == 2

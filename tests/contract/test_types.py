@@ -6,8 +6,6 @@ import abc
 import ctypes
 import importlib
 import inspect
-import re
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +25,7 @@ from kvoffload import (
     OffloadingManager,
     PrepareStoreOutput,
 )
-from kvoffload.policies import builtin, registry
+from kvoffload.policies import registry
 from tests.blocks import A, B
 
 
@@ -50,33 +48,8 @@ def test_the_public_classes_are_those_of_the_implementation() -> None:
     assert kvoffload.ARCOffloadingManager is chosen.ARCOffloadingManager
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_type_checkers_know_every_policy(name: str) -> None:
-    """They cannot read the table: its classes are imported for them, the Python twins."""
-    entry = registry.entry(name)
-    line = f"from ._{entry.stem}_py import {entry.class_name} as {entry.class_name}"
-    table = Path(str(builtin.__file__))
-    assert f"\n    {line}\n" in table.read_text(encoding="utf-8"), f"{table} lacks: {line}"
-
-
-def test_the_table_is_complete() -> None:
-    """Each policy has a name, a rank, and sentences for people."""
-    for entry in map(registry.entry, registry.names()):
-        where = f"the entry of {entry.name!r} in {builtin.__file__}"
-        assert entry.summary == entry.summary.strip(" ."), where
-        assert re.fullmatch(r"[A-Z].+\.", entry.explained_by), where
-        assert entry.simplicity >= 1, where
-    assert len({getattr(kvoffload, name) for name in builtin.__all__}) == len(registry.names())
-    with pytest.raises(AttributeError, match="has no attribute 'NoCachePolicy'"):
-        _ = builtin.NoCachePolicy
-
-
-def test_a_block_hash_is_bytes_to_the_interpreter() -> None:
-    assert BlockHash(b"x") == b"x"
+def test_a_status_is_sixteen_bytes_with_the_id_at_eight_and_a_hash_is_bytes() -> None:
     assert BlockHash.__supertype__ is bytes  # type: ignore[attr-defined]
-
-
-def test_a_status_is_sixteen_bytes_with_the_id_at_eight() -> None:
     assert issubclass(BlockStatus, ctypes.Structure)
     assert [(name, kind) for name, kind, *_ in BlockStatus._fields_] == [
         ("ref_cnt", ctypes.c_int32),
@@ -140,14 +113,11 @@ def test_ids_that_are_none(block_ids: Any, kind: type[Exception], message: str) 
         CPULoadStoreSpec(block_ids)
 
 
-def test_the_ids_of_a_spec_are_its_own() -> None:
+def test_a_spec_has_ids_of_its_own_and_shows_them_as_a_status_does() -> None:
     given = np.array([1, 2], dtype=np.int64)
     spec = CPULoadStoreSpec(given)
     given[0] = 9
     assert spec.block_ids.tolist() == [1, 2]
-
-
-def test_statuses_and_specs_show_their_content() -> None:
     assert repr(BlockStatus(7)) == "BlockStatus(ref_cnt=-1, block_id=7)"
     assert repr(GPULoadStoreSpec([1, 2])) == "GPULoadStoreSpec(block_ids=[1, 2])"
     assert "removed=True" in repr(OffloadingEvent([A], 16, "CPU", True))

@@ -19,22 +19,6 @@ def manager_class(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
     return getattr(twin, request.param)
 
 
-def test_the_backends_objects_are_kept_and_handed_back(manager_class: Any) -> None:
-    backend = ListBackend(16, 2)
-    manager = manager_class(backend)
-    store(manager, [A, B])
-    made = dict(zip((A, B), backend.allocated, strict=True))
-    assert manager.policy.get(A) is made[A]
-    assert manager.policy.get(B) is made[B]
-    assert names(store(manager, [C]).block_hashes_evicted) == "A"
-    assert len(backend.freed) == 1
-    assert backend.freed[0] is made[A]
-    manager.prepare_store([D])
-    manager.complete_store([D], success=False)
-    assert backend.freed[1] is made[B]
-    assert backend.freed[2] is backend.allocated[3]
-
-
 def test_specs_are_the_backends(manager_class: Any) -> None:
     class Elsewhere(ListBackend):
         seen: list[tuple[list[bytes], list[BlockStatus]]] = []

@@ -140,25 +140,21 @@ def test_a_policy_may_store_a_leading_part(twin: ModuleType) -> None:
     assert {A, B, C, D} <= protected
 
 
-def test_a_policy_that_admits_nothing_gives_an_output(twin: ModuleType) -> None:
-    manager, _ = admitting(twin, 0)
-    output = manager.prepare_store([A, B, A])
-    assert output.block_hashes_to_store == []
-    assert output.block_hashes_evicted == []
-    assert slots(output.store_spec) == []
-    assert manager.stats()["not_admitted"] == 2
-    assert (len(manager), manager.stats()["stored_blocks"]) == (0, 0)
-    assert list(manager.take_events()) == []
-
-
-def test_a_policy_that_admits_some_evicts_for_them_alone(twin: ModuleType) -> None:
+def test_a_policy_that_admits_some_or_none_evicts_for_them_alone(twin: ModuleType) -> None:
     manager, policy = admitting(twin, 3)
     store(manager, [A, B, C])
-    policy.admitted = 1
-    output = manager.prepare_store([D, E])
-    assert names(output.block_hashes_to_store) == "D"
-    assert names(output.block_hashes_evicted) == "A"
-    assert manager.stats()["not_admitted"] == 1
+    before = manager.stats()
+    for admitted, stored, evicted in ((0, "", ""), (1, "D", "A")):
+        policy.admitted = admitted
+        list(manager.take_events())
+        output = manager.prepare_store([D, E, D])
+        assert names(output.block_hashes_to_store) == stored
+        assert names(output.block_hashes_evicted) == evicted
+        assert len(slots(output.store_spec)) == admitted
+        assert len(list(manager.take_events())) == admitted
+    after = manager.stats()
+    assert after["not_admitted"] - before["not_admitted"] == 2 + 1
+    assert after["stored_blocks"] - before["stored_blocks"] == 1
 
 
 class UserFailedError(Exception):

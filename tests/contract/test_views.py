@@ -112,12 +112,13 @@ def test_a_policy_can_be_referred_to_weakly_and_takes_no_attribute(policy: Any) 
     assert not hasattr(policy, "__dict__")
 
 
-def test_views_show_what_is_there_now(policy: Any) -> None:
+@pytest.mark.parametrize("is_built_anew", [False, True])
+def test_views_show_what_is_there_now(policy: Any, is_built_anew: bool) -> None:
     before = views(policy)
     policy.insert(E, idle(7))
     if before:
         assert any(E in view for _, view in before)
-    policy.clear()
+    policy.__init__(2) if is_built_anew else policy.clear()
     for _, view in before:
         assert (len(view), list(view), A in view) == (0, [], False)
 
@@ -163,14 +164,3 @@ def test_a_store_while_a_view_is_gone_through(twin: ModuleType) -> None:
             for _ in items:
                 request(manager, [D, E])
         check_invariants(manager)
-
-
-def test_a_view_of_a_policy_that_is_built_anew(twin: ModuleType) -> None:
-    for name in registry.names():
-        policy = twin.policy_class(name)(4)
-        policy.insert(A, idle(0))
-        before = views(policy)
-        policy.__init__(2)
-        for _, view in before:
-            assert len(view) == 0
-            assert A not in view

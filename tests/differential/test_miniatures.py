@@ -185,81 +185,66 @@ def test_requests_with_hints_and_events(
 
 @pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize(
-    ("workload", "capacity", "pending", "hinted"),
+    ("workload", "capacity", "pending", "hinted", "at_once"),
     [
-        ("scans", 0, 0, False),
-        ("loops", 1, 1, True),
-        ("conversations", 16, 0, True),
-        ("scans", 16, 6, False),
-        ("loops", 60, 0, False),
-        ("conversations", 60, 1, True),
+        ("scans", 0, 0, False, 30),
+        ("loops", 1, 1, True, 30),
+        ("conversations", 16, 0, True, 30),
+        ("scans", 16, 6, False, 30),
+        ("loops", 60, 0, False, 30),
+        ("conversations", 60, 1, True, 30),
+        ("scans", 1, 0, False, 1),
+        ("conversations", 16, 0, False, 1),
     ],
 )
 def test_rows_are_served_as_a_manager_serves_them_call_by_call(
-    twins: Twins, seed: int, name: str, workload: str, capacity: int, pending: int, hinted: bool
+    twins: Twins,
+    seed: int,
+    name: str,
+    workload: str,
+    capacity: int,
+    pending: int,
+    hinted: bool,
+    at_once: int,
 ) -> None:
+    """One row tells what it changes, too."""
     rows, keys = numbered(workload, seed)
     starts, blocks, first = as_arrays(rows, seed)
-    pair = miniatures(twins, name, capacity)
-    counts: list[list[int]] = []
     chance = random.Random(seed)
     # Without a time policies read the clock, which differs between the twins.
     told = [
         (None, None, None) if row % 9 == 8 else (float(row), *chance.choices(TOLD, k=2))
         for row in range(len(rows))
     ]
-    for start, stop in ((0, 30), (30, len(rows))):
+    with secrets_from(REPEATABLE):
+        manager = twins[1].CPUOffloadingManager(16, capacity, name)
+    every: list[Served] = []
+    for number, row in enumerate(rows):
+        said = told[number] if hinted else (None,) * 3
+        every.append(serve(manager, [keys[block] for block in row], int(first[number]), said))
+        if number >= pending:
+            every[number - pending].request.complete_store()
+    for served in every[len(every) - pending :]:
+        served.request.complete_store()
+    pair = miniatures(twins, name, capacity)
+    nodes = np.full(len(keys), 7, dtype=np.uint32)
+    for start in range(0, len(rows), at_once):
+        stop = min(start + at_once, len(rows))
         part = starts[start : stop + 1], blocks, first[start:stop]
-        nodes = np.full(len(keys), 7, dtype=np.uint32)
-        python, compiled = (
-            each.serve_rows(
+        for each in pair.both:
+            counts = each.serve_rows(
                 *(keys, *part, nodes),
                 position=start,
                 lag=pending,
                 told=told[start:stop] if hinted else None,
             )
-            for each in pair.both
-        )
-        require_equal(python.tolist(), compiled.tolist(), "the counts of each row")
-        counts += compiled.tolist()
-        agree(pair)
-    with secrets_from(REPEATABLE):
-        manager = twins[1].CPUOffloadingManager(16, capacity, name)
-    in_flight = []
-    for number, row in enumerate(rows):
-        said = told[number] if hinted else (None,) * 3
-        served = serve(manager, [keys[block] for block in row], int(first[number]), said)
-        assert served.counts == counts[number]
-        in_flight.append(served.request)
-        if len(in_flight) > pending:
-            in_flight.pop(0).complete_store()
-    for request in in_flight:
-        request.complete_store()
-    pair.do("end_stores", float(len(rows)))
-    require_a_managers(pair.compiled, manager)
-
-
-@pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize(("workload", "capacity"), [("scans", 1), ("conversations", 16)])
-def test_one_row_and_what_it_changes(
-    twins: Twins, seed: int, name: str, workload: str, capacity: int
-) -> None:
-    pair = miniatures(twins, name, capacity)
-    with secrets_from(REPEATABLE):
-        manager = twins[0].CPUOffloadingManager(16, capacity, name)
-    rows, keys = numbered(workload, seed)
-    skipped = as_arrays(rows, seed)[2].tolist()
-    nodes = np.zeros(len(keys), dtype=np.uint32)
-    for number, (row, first) in enumerate(zip(rows, skipped, strict=True)):
-        served = serve(manager, [keys[block] for block in row], first)
-        served.request.complete_store()
-        arrays = np.array([0, len(row)]), np.array(row, dtype=np.uint32), np.array([first])
-        for each in pair.both:
-            counts = each.serve_rows(keys, *arrays, nodes, position=number, lag=0)
-            assert counts.tolist() == [served.counts]
+            assert counts.tolist() == [served.counts for served in every[start:stop]]
+        if at_once > 1:
+            agree(pair)
+            continue
         _, (left, entered) = pair.do("changes")
-        require_equal(served.evicted, [keys[block] for block in left], "what has left")
-        require_equal(served.stored, [keys[block] for block in entered], "what has entered")
+        require_equal(every[start].evicted, [keys[block] for block in left], "what has left")
+        require_equal(every[start].stored, [keys[block] for block in entered], "what has entered")
     agree(pair)
     pair.do("end_stores", float(len(rows)))
     require_a_managers(pair.compiled, manager)

@@ -7,6 +7,7 @@ both twins and compared, beside what the machine itself compares.
 from __future__ import annotations
 
 import builtins
+import random
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import cycle
@@ -22,8 +23,12 @@ from kvoffload import BlockStatus
 from kvoffload.policies import registry
 from kvoffload.testing.policies import policy_machine
 from tests.blocks import once
+from tests.conftest import read_budget
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
+from tests.differential.traffic import Traffic
+from tests.differential.workloads import mixed_keys
 from tests.observation import as_value
+from tests.policies.steps import idle
 from tests.strategies import KEYS
 
 pytestmark = pytest.mark.fast
@@ -144,3 +149,83 @@ def test_every_policy_is_a_twin(twins: Twins, name: str, monkeypatch: pytest.Mon
     keys = tuple(KEYS[:-1])  # one of the longest, since hypothesis prints them
     monkeypatch.setattr("kvoffload.testing.policies.KEYS", keys)
     run_state_machine_as_test(machine(twins, name))
+
+
+# -- sizes at which storage and index grow, and searches pass over thousands of blocks -------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", registry.names())
+def test_a_policy_that_grows_far_beyond_its_capacity(twins: Twins, seed: int, name: str) -> None:
+    generator = random.Random(seed)
+    pair = Pair(twins, lambda twin: twin.policy_class(name)(3))
+    keys = mixed_keys(range(4000))
+    for block_id, block in enumerate(keys):
+        pair.do("insert", block, idle(block_id))
+    pair.agree()
+    held = [(pair.python.get(block), pair.compiled.get(block)) for block in keys[::5]]
+    for _ in range(6):
+        pair.do("touch", generator.sample(keys, 300))
+        for block in generator.sample(keys, 50):
+            pair.do("remove", block)
+        protected = generator.sample(keys, 200)
+        victims = [
+            [block for block, _ in thing.evict(350, protected)]
+            for thing in (pair.python, pair.compiled)
+        ]
+        require_equal(victims[0], victims[1], "the victims")
+        same_values(held)
+    pair.agree()
+    for block_id, block in enumerate(keys):
+        if pair.python.get(block) is None:
+            pair.do("insert", block, idle(10_000 + block_id))
+    pair.agree()
+    same_values(held)
+    pair.do("clear")
+    pair.agree()
+
+
+# -- policies that outlive their managers ----------------------------------------------------------
+
+MIXED = mixed_keys(range(14))
+
+
+def drive_policies(pair: Pair, generator: random.Random) -> None:
+    """Make calls on both policies, and compare all that can be seen after each."""
+    for step in range(40):
+        batch = generator.sample(MIXED, generator.randrange(1, 5))
+        choice = generator.randrange(12)
+        if choice < 3:
+            pair.do("evict", generator.randrange(4), batch[: generator.randrange(3)])
+        elif choice < 5:
+            pair.do("touch", batch)
+        elif choice == 5:
+            status = BlockStatus(100 + step)
+            status.ref_cnt = generator.choice([0, 0, 1])
+            pair.do("insert", batch[0], status)
+        elif choice == 6:
+            pair.do("remove", batch[0])
+        elif choice == 7 and pair.python.get(batch[0]) is None:
+            pair.do("make_room", batch[:1], 0, ())
+        elif choice == 8 and generator.random() < 0.1:
+            pair.do("clear")
+        else:
+            statuses = [policy.get(batch[0]) for policy in (pair.python, pair.compiled)]
+            ref_cnt = generator.choice([0, 0, 0, 1, -1])
+            for status in statuses:
+                if status is not None:
+                    status.ref_cnt = ref_cnt
+        pair.agree()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", registry.names())
+def test_policies_without_their_managers_are_twins(twins: Twins, name: str, seed: int) -> None:
+    for number in range(max(1, round(25 * read_budget()))):
+        traffic = Traffic.of(twins, name, seed + number, capacity=1 + number % 8)
+        traffic.run(traffic.draw.randrange(60))
+        pair, generator = traffic.pair, traffic.draw
+        pair.python, pair.compiled = (manager.policy for manager in pair.both)
+        del traffic
+        assert pair.do("touch", MIXED)[0] == "returned"  # the managers are gone
+        drive_policies(pair, generator)

@@ -47,13 +47,10 @@ def test_the_modules_offer_the_same_names(twins: Twins) -> None:
     assert set(python.__all__) == set(compiled.__all__) == {*CLASSES, "policy_class"}
 
 
-def test_the_classes_offer_the_same_names(pair: tuple[Any, Any]) -> None:
+def test_the_classes_offer_the_same_names_and_are_called_alike(pair: tuple[Any, Any]) -> None:
     assert public(pair[0]) == public(pair[1])
     for name in SPECIAL:
         assert hasattr(pair[0], name) == hasattr(pair[1], name)
-
-
-def test_the_classes_are_called_alike(pair: tuple[Any, Any]) -> None:
     assert shape(pair[0]) == shape(pair[1])
 
 

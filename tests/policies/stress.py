@@ -1,13 +1,11 @@
 """Seeded workloads that each favour another policy, and the ways to serve them.
 
 A request is a list of block numbers; the same prefix always has the same numbers.
-``python -m tests.policies.stress 4000 [--repeats 0.05]`` prints how hit density fares on each, with
-its guard and without.
+``python asv_benchmarks/stress.py`` prints how hit density fares on each.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -15,7 +13,6 @@ from itertools import count
 from typing import Any
 
 from kvoffload import CPUOffloadingManager
-from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
 
@@ -245,7 +242,6 @@ def repeated(requests: list[Request], share: float) -> list[Request]:
 
 CLASSICS = ("lru", "arc-classic")
 GUARDED = "hit-density"
-UNGUARDED = "hit-density?guard=0"
 
 
 def serve(manager: Any, requests: Iterable[Request], *, loads: int = 0, stores: int = 0) -> int:
@@ -294,41 +290,3 @@ def hit_ratios(
         check_invariants(manager)
         ratios[policy] = hits / sum(map(len, requests))
     return ratios
-
-
-def losses(name: str, chosen: argparse.Namespace) -> list[tuple[float, float]]:
-    """Return what each cell lies above the better classic: with the guard, and without."""
-    cells = []
-    for seed in range(1, chosen.seeds + 1):
-        requests = repeated(WORKLOADS[name](seed, chosen.requests), chosen.repeats)
-        unique = len({number for request in requests for number in request})
-        for percent in (1, 2, 5, 10, 20, 40):
-            if unique * percent < 1600:  # a cache of a request or two
-                continue
-            policies = (*CLASSICS, GUARDED, UNGUARDED)
-            ratios = hit_ratios(requests, unique * percent // 100, policies=policies)
-            better = max(ratios[policy] for policy in CLASSICS)
-            cells.append((ratios[GUARDED] - better, ratios[UNGUARDED] - better))
-    return cells
-
-
-@secrets_from(REPEATABLE)
-def main() -> None:
-    """Print what lies between hit density and the better of LRU and published ARC."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("requests", type=int, nargs="?", default=2000, help="of each workload")
-    parser.add_argument(
-        "--repeats", type=float, default=0.0, help="share that comes twice in a row"
-    )
-    parser.add_argument("--seeds", type=int, default=5, help="of each workload, from 1")
-    chosen = parser.parse_args()
-    print(f"{'':14}cells{'guard: worst':>14}{'mean':>8}{'guard=0: worst':>16}{'mean':>8}")
-    for name in WORKLOADS:
-        cells = losses(name, chosen)
-        columns = zip(*cells, strict=True)
-        figures = [f"{min(over):14.4f}{sum(over) / len(cells):8.4f}" for over in columns]
-        print(f"{name:14}{len(cells):5}{'  '.join(figures)}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

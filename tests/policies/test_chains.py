@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
-from tests.blocks import block_hash, block_hashes
+from tests.blocks import block_hashes
 from tests.policies.steps import request
 
 pytestmark = pytest.mark.fast
 
 # ARC decides between its lists by their sizes, so it can take a block of T2 before those behind it
-# in T1; so it was published. Hit density decides by what it has learned of classes. Inside a list,
-# or a class, both keep the order too.
+# in T1; so it was published. Hit density decides by what it has learned of classes.
 STRICT = [name for name in registry.names() if registry.entry(name).tail_first == "always"]
-IN_EACH_LIST = [name for name in registry.names() if registry.entry(name).tail_first != "never"]
 
 # A request is a path in a tree: node n has the children 3n+1 ... 3n+3.
 Path = list[int]
@@ -67,19 +65,3 @@ def test_no_block_leaves_before_those_behind_it(
         watched.request(nodes(turns))
         check_invariants(watched.manager)
     assert watched.too_early == []
-
-
-@pytest.mark.parametrize("name", IN_EACH_LIST)
-@pytest.mark.parametrize("lengths", [(8,), (8, 8), (8, 8, 8, 8, 8), (3, 5, 8), (8, 8, 3, 8)])
-def test_a_chain_leaves_tail_first(twin: ModuleType, name: str, lengths: tuple[int, ...]) -> None:
-    manager = twin.CPUOffloadingManager(16, 12, name)
-    chain = block_hashes(*range(8))
-    for length in lengths:
-        request(manager, chain[:length])
-    left: list[Any] = []
-    for number in range(100, 140):
-        output = request(manager, [block_hash(number)])
-        left += [block for block in output.block_hashes_evicted if block in chain]
-    assert left == chain[::-1][: len(left)]
-    if lengths == (8,):
-        assert left == chain[::-1]

@@ -152,23 +152,6 @@ def test_a_cache_of_no_blocks_needs_no_guard(twin: ModuleType) -> None:
     check_invariants(manager)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("loads", "stores"), [(0, 1), (0, 5), (4, 4)])
-@pytest.mark.parametrize("capacity", [1, 7, 127, 300, 5000])
-@pytest.mark.parametrize("name", ["phases", "mixture"])
-def test_the_twins_follow_the_same_rule(
-    twins: Twins, name: str, capacity: int, loads: int, stores: int
-) -> None:
-    """And measure the same lag of stores."""
-    requests = WORKLOADS[name](2, 360)
-    pair = Pair(twins, lambda twin: manager_of(twin, capacity))
-    for start in range(0, len(requests), 40):
-        part = requests[start : start + 40]
-        hits = [serve(manager, part, loads=loads, stores=stores) for manager in pair.both]
-        assert hits[0] == hits[1]
-        pair.agree()
-
-
 def test_the_twins_sample_alike_where_a_policy_holds_more_than_its_capacity(twins: Twins) -> None:
     """The hand's walk has no room for all records then; the miniatures serve them all the same."""
     seen = []

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import itertools
 import math
 import random
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import kvoffload.policies
 from kvoffload.policies import _learned
+from tests.sources import plain
 
 SOURCE = Path(kvoffload.policies.__file__).with_name("_learned.py")
 LENGTH = 4
 FIRST_SAID = 2 * _learned.NUM_STEPS
 """The least of what a source may say."""
-
-
-def plain() -> ModuleType:
-    """Return the module as Python reads its source, whether it is compiled beside it or not."""
-    loader = importlib.machinery.SourceFileLoader("plain_learned", str(SOURCE))
-    spec = importlib.util.spec_from_loader("plain_learned", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 def serve(learned: Any, gaps: Any, num_blocks: int, requests: int, says: Any = lambda: 0) -> None:
@@ -170,7 +158,7 @@ def test_without_hints_a_density_never_rises_with_age() -> None:
 def test_plain_and_compiled_are_equal_to_the_bit(seed: int) -> None:
     if _learned.__file__ == str(SOURCE):
         pytest.skip("there is no compiled twin")
-    from_source = plain()
+    from_source = plain(_learned)
     for hinted in (False, True):
         one, other = (filled(module, seed, hinted) for module in (from_source, _learned))
         for name in ("uses", "time", "chances", "logs", "used", "expected"):

@@ -47,17 +47,6 @@ def without_disk(trace: DecodedTrace, configuration: Configuration) -> Result:
     return replace(alone, configuration=configuration)
 
 
-@pytest.mark.parametrize("device", [0, 100])
-@pytest.mark.parametrize("policy", ["lru", "arc", "arc-classic"])
-def test_host_memory_hits_as_without_a_disk(policy: str, device: int) -> None:
-    trace = decoded("lmcache_agents_64c")
-    # A disk that holds nothing: what follows a miss in host memory is not looked up.
-    both = with_disk(policy, 482, 0, device=device)
-    alone = replay(trace, replace(both, tier=None))
-    assert replay(trace, both) == replace(alone, configuration=both)
-    assert alone.host_hits > alone.tier_hits == alone.tier_stored == 0
-
-
 @pytest.mark.parametrize(("policy", "device"), [("lru", 0), ("hit-density", 100)])
 def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: int) -> None:
     """Steps of 16 blocks: a prompt can push out its own head."""
@@ -72,15 +61,6 @@ def test_in_steps_host_memory_hits_as_without_a_disk_too(policy: str, device: in
     behind = replay(trace, with_disk(policy, 482, 4_820, device=device, groups=groups))
     assert behind.asked == alone.asked
     assert behind.hits > alone.hits
-
-
-def test_a_read_from_the_disk_takes_a_slot() -> None:
-    """A chain of 8 comes twice, with 20 blocks between: memory for 4 reads 4 of them."""
-    rows = [range(8), range(100, 120), range(8), range(8)]
-    requests = [Request(0, 0, 0, tuple(row)) for row in rows]
-    found = replay(requests, with_disk("hit-density", 4, 100))
-    assert found.tier_stored == 8
-    assert (found.host_hits, found.tier_hits) == (4, 4)
 
 
 def test_what_a_disk_saves() -> None:

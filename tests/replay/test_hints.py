@@ -164,31 +164,6 @@ def test_draws_depend_on_the_seed_and_the_session_alone() -> None:
     assert done.stdout.strip() == digest(TRACE, **noisy)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"told": "all"}, "told must be one of ends, expect, both, got 'all'"),
-        ({"told": "both", "noise": 0.9}, "noise must be 1 ... 1e+06, got 0.9"),
-        ({"told": "both", "noise": math.nan}, "noise must be"),
-        ({"told": "both", "noise": math.inf}, "noise must be"),
-        ({"told": "both", "share": -0.1}, "share must be 0 ... 1, got -0.1"),
-        ({"told": "both", "liars": 1.1}, "liars must be 0 ... 1, got 1.1"),
-        ({"told": "ends", "liars": 0.5}, "liars must go with expect or both"),
-        ({"told": "ends", "noise": 2}, "noise must go with expect or both"),
-        ({"told": "both", "seed": -1}, "seed must be >= 0, got -1"),
-    ],
-)
-def test_bad_options_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message.replace("+", "\\+")):
-        HintOptions(**options)
-
-
-@pytest.mark.parametrize("value", ["1", True, None])
-def test_options_must_be_numbers(value) -> None:
-    with pytest.raises(TypeError, match="share must be a number"):
-        HintOptions(told="both", share=value)
-
-
 def test_a_trace_that_knows_nothing_is_refused() -> None:
     rows = [Request(1000 * n, 16, 1, (n,), "one") for n in range(3)]
     with pytest.raises(ValueError, match="got 'ends', and none of 3 requests ends a session"):

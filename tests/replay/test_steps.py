@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
+from kvoffload import CPUOffloadingManager
 from kvoffload.replay import (
-    Configuration,
     Group,
     GroupChunks,
     GroupLayout,
-    replay,
 )
 from kvoffload.replay.groups import step_ends
 from kvoffload.replay.serving import GroupServer, group_key
-from kvoffload.traces import Workload
 
 
 def serve(manager, size, step, hashes, **how):
@@ -83,18 +80,3 @@ def test_steps_that_complete_no_block_are_counted_and_left_out(
     length: int, start: int, step: int, unit: int, expected: list[tuple[int, int]]
 ) -> None:
     assert list(step_ends(length, start, step, unit)) == expected
-
-
-def test_what_steps_need_is_named() -> None:
-    with pytest.raises(ValueError, match="block_tokens must go with step_tokens, got 64 without"):
-        GroupChunks.of_blocks(step_tokens=64)
-    with pytest.raises(ValueError, match="step_tokens must be >= 1, got 0"):
-        GroupChunks.of_blocks(16, step_tokens=0)
-    manager = LRUOffloadingManager(CPUBackend(16, 4))
-    with pytest.raises(TypeError, match="manager must be a CPUOffloadingManager"):
-        serve(manager, 16, 64, [])
-    configuration = Configuration(host=4, groups=GroupChunks.of_blocks(16, step_tokens=64))
-    with pytest.raises(TypeError, match="manager must be a CPUOffloadingManager"):
-        replay(Workload(1), configuration, manager=manager)
-    with pytest.raises(ValueError, match="step_tokens"):
-        GroupChunks.of(GroupLayout((Group("full", 1, 16),), 4096), 16, step_tokens=0)

@@ -1,12 +1,17 @@
 """A timed replay: its calls, and its counts."""
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvoffload import BlockNotFoundError, CPUOffloadingManager, OffloadingManager
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Selection, replay
+from kvoffload.replay.durations import DurationHistogram
 from kvoffload.traces import Request, Workload
+from tests.blocks import METHODS
 
 pytestmark = pytest.mark.fast
 
@@ -26,47 +31,31 @@ def timed(requests, manager, block_tokens=None, progress=None):
     return replay(requests, configuration, manager=manager, progress=progress)
 
 
-class Recording(OffloadingManager):
-    """A manager that passes calls on to another and records them."""
+def recording(manager: OffloadingManager, calls: list[tuple[str, list[bytes]]]) -> Any:
+    """Return a manager that passes calls on to another and records them."""
 
-    def __init__(self, manager: OffloadingManager) -> None:
-        self.manager = manager
-        self.calls: list[tuple[str, list[bytes]]] = []
+    def passed_on(name: str) -> Any:
+        def call(_: object, hashes: Any, success: bool = True) -> Any:
+            assert success
+            calls.append((name, list(hashes)))
+            return getattr(manager, name)(hashes)
 
-    def _do(self, name, hashes):
-        self.calls.append((name, list(hashes)))
-        return getattr(self.manager, name)(hashes)
+        return call
 
-    def touch(self, hashes):
-        return self._do("touch", hashes)
-
-    def lookup(self, hashes):
-        return self._do("lookup", hashes)
-
-    def prepare_load(self, hashes):
-        return self._do("prepare_load", hashes)
-
-    def complete_load(self, hashes):
-        return self._do("complete_load", hashes)
-
-    def prepare_store(self, hashes):
-        return self._do("prepare_store", hashes)
-
-    def complete_store(self, hashes, success=True):
-        assert success
-        return self._do("complete_store", hashes)
+    methods = {name: passed_on(name) for name in METHODS}
+    return type("Recording", (OffloadingManager,), methods)()
 
 
 def test_calls_in_the_order_of_an_engine():
-    manager = Recording(CPUOffloadingManager(16, 3))
+    calls: list[tuple[str, list[bytes]]] = []
     requests = [
         Request(0, 40, 1, (10, 11)),
         Request(1, 40, 1, (10, 12)),
         Request(2, 90, 1, (1, 2, 3, 4)),  # larger than the cache: refused
         Request(3, 0, 1, ()),
     ]
-    result = timed(requests, manager, 20)
-    assert manager.calls == [
+    result = timed(requests, recording(CPUOffloadingManager(16, 3), calls), 20)
+    assert calls == [
         ("touch", keys(10, 11)),
         ("lookup", keys(10, 11)),
         ("prepare_store", keys(10, 11)),
@@ -142,14 +131,6 @@ def test_an_error_of_the_manager_ends_the_replay():
     assert manager.stats()["stored_blocks"] == 5
 
 
-@pytest.mark.parametrize("other", [{"policy": "belady"}, {"policy": "infinite"}, {"engines": 2}])
-def test_a_manager_is_that_of_one_engine(other):
-    trace = DecodedTrace.of([Request(1, 1, 1, (1,))], arrivals=True)
-    manager = CPUOffloadingManager(16, 9)
-    with pytest.raises(ValueError, match="manager must be None with several engines or a ceiling"):
-        replay(trace, Configuration(host=1, **other), manager=manager)
-
-
 def test_selection_of_the_first_requests_and_of_full_blocks():
     requests = [Request(0, 40, 1, (1, 2, 3)), Request(1, 32, 1, (1, 2)), Request(2, 5, 1, (4,))]
     assert list(Selection(requests, limit=2)) == requests[:2]
@@ -157,8 +138,38 @@ def test_selection_of_the_first_requests_and_of_full_blocks():
     full = Selection(requests, full_block_tokens=16)
     for _ in range(2):
         assert [request.hash_ids for request in full] == [(1, 2), (1, 2), ()]
+    unknown = [Request(0, 0, 0, (1, 2, 3))]
+    assert list(Selection(unknown, full_block_tokens=16)) == unknown, "of a prompt of any length"
 
 
-def test_selection_keeps_all_blocks_of_a_prompt_of_unknown_length():
-    requests = [Request(0, 0, 0, (1, 2, 3))]
-    assert list(Selection(requests, full_block_tokens=16)) == requests
+# -- percentiles of times, from a histogram ------------------------------------------------------
+
+durations = st.lists(st.integers(0, 2**50) | st.integers(0, 300), min_size=1)
+
+
+@given(durations, st.floats(0, 100))
+def test_percentiles(values, percent):
+    histogram = DurationHistogram()
+    for value in values:
+        histogram.add(value)
+    exact = next(
+        value
+        for rank, value in enumerate(sorted(values), start=1)
+        if rank >= len(values) * percent / 100
+    )
+    assert exact <= histogram.percentile(percent) <= exact * (1 + 1 / 64)
+    assert histogram.percentile(100) == histogram.max == max(values)
+    assert histogram.total == sum(values)
+    assert histogram.count == len(values)
+
+
+def test_memory_does_not_grow_with_the_number_of_durations():
+    histogram = DurationHistogram()
+    for value in range(0, 2**20, 7):
+        histogram.add(value)
+    assert len(histogram._counts) < 64 * 20
+
+
+@pytest.mark.parametrize("percent", [0, 50, 100])
+def test_of_nothing_is_zero(percent):
+    assert DurationHistogram().percentile(percent) == 0

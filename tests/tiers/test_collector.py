@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import CollectorRegistry
 
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, TIER_PREFIX, Histogram
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier, open_tier
 from kvoffload.tiers.prometheus import TierCollector
 from tests.tiers.inside import settle
+from tests.watch.test_collector import scraped
 
 NAMESPACE = Namespace("model", 4096, tokens_per_block=16)
 Series = dict[tuple[tuple[str, str], ...], float]
@@ -44,19 +44,6 @@ def tiers(tmp_path: Path) -> Iterator[tuple[Tier, ...]]:
     finally:
         for tier in found:
             tier.close()
-
-
-def scraped(registry: CollectorRegistry) -> dict[str, Series]:
-    found: dict[str, Series] = {}
-    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
-    assert len({family.name for family in families}) == len(families)
-    for family in families:
-        for sample in family.samples:
-            series = found.setdefault(sample.name, {})
-            key = tuple(sorted(sample.labels.items()))
-            assert key not in series, (sample.name, key)
-            series[key] = sample.value
-    return found
 
 
 def expected(tiers: tuple[Tier, ...], labels: dict[str, str]) -> dict[str, Series]:

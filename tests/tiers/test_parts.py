@@ -1,19 +1,16 @@
 """The parts of tiers: regions, namespaces, seals, breakers, buffers, metrics, URLs."""
 
-import contextlib
 import dataclasses
-import inspect
+import itertools
 import json
 import os
 from hashlib import blake2b
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvoffload import tiers
 from kvoffload.testing.tiers import run
 from kvoffload.tiers import (
     DirectoryTier,
@@ -36,13 +33,6 @@ from tests.tiers.seals import Seal
 pytestmark = pytest.mark.fast
 
 
-def test_what_is_closed_is_a_context_manager() -> None:
-    public = [getattr(tiers, name) for name in tiers.__all__]
-    closed = [each for each in public if inspect.isclass(each) and hasattr(each, "close")]
-    assert len(closed) > 8
-    assert all(issubclass(each, contextlib.AbstractContextManager) for each in closed)
-
-
 class TestRegion:
     def test_blocks_of_one_piece(self) -> None:
         memory = bytearray(1000)
@@ -53,16 +43,6 @@ class TestRegion:
         assert region.read(1) == b"x" * 300
         assert not any(region.read(0) + region.read(2))
         assert repr(region) == "Region(3 blocks of 300 bytes)"
-
-    def test_blocks_in_parts(self) -> None:
-        """Layer by layer, as engines keep them: block i is a piece of every layer."""
-        memory = np.arange(4 * 8 * 10, dtype=np.uint8).reshape(4, 8, 10)  # layers, blocks, bytes
-        region = Region.of_parts(memory, [(layer * 80, 10, 10) for layer in range(4)])
-        assert (region.num_blocks, region.block_bytes) == (8, 40)
-        assert region.read(3) == memory[:, 3].tobytes()
-        region.write(3, bytes(40))
-        assert not memory[:, 3].any()
-        assert memory[:, 2].any()
 
     def test_windows_overlap(self) -> None:
         """Wherever an allocator puts an object, a block starts there."""
@@ -86,6 +66,7 @@ class TestRegion:
         assert not Region.allocate(3, 4095).aligned
         assert not Region(memoryview(bytearray(10_000))[1:], 4096).aligned
 
+    @settings(max_examples=300)
     @given(
         st.lists(
             st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 8)),
@@ -94,21 +75,27 @@ class TestRegion:
         ),
         st.integers(1, 4),
     )
-    def test_overlaps_are_found_exactly(self, parts, num_blocks) -> None:
-        seen: set[int] = set()
-        overlap = False
-        for offset, stride, nbytes in parts:
-            for block in range(num_blocks):
-                piece = range(offset + block * stride, offset + block * stride + nbytes)
-                overlap |= not seen.isdisjoint(piece)
-                seen.update(piece)
-        expectation = (
-            pytest.raises(ValueError, match=r"overlap|stride")
-            if overlap
-            else contextlib.nullcontext()
-        )
-        with expectation:
-            Region.of_parts(bytearray(200), parts, num_blocks)
+    def test_blocks_are_their_pieces_of_all_parts_which_may_not_overlap(
+        self, parts, num_blocks
+    ) -> None:
+        """Layer by layer, as engines keep them: a block is a piece of every layer."""
+        places = [
+            [place for offset, stride, nbytes in parts
+             for place in range(offset + block * stride, offset + block * stride + nbytes)]
+            for block in range(num_blocks)
+        ]  # fmt: skip
+        memory = bytearray(range(200))
+        if len({*itertools.chain(*places)}) < len([*itertools.chain(*places)]):
+            with pytest.raises(ValueError, match=r"overlap|stride"):
+                Region.of_parts(memory, parts, num_blocks)
+            return
+        region = Region.of_parts(memory, parts, num_blocks)
+        assert (region.num_blocks, region.block_bytes) == (num_blocks, len(places[0]))
+        for block, own in enumerate(places):
+            assert region.read(block) == bytes(own)
+        region.write(num_blocks - 1, bytes(range(200 - len(places[-1]), 200)))
+        new = dict(zip(places[-1], range(200 - len(places[-1]), 200), strict=True))
+        assert memory == bytes(new.get(place, place) for place in range(200))
 
 
 class TestNamespace:
@@ -152,11 +139,6 @@ class TestNamespace:
         assert ": " not in text
         assert text.isascii()
 
-    def test_equal_fields_are_one_namespace(self) -> None:
-        same = dataclasses.replace(self.FULL, groups=({"layers": ("0", "1"), "tokens": 16},))
-        assert same.fingerprint == self.FULL.fingerprint
-        assert hash(same) == hash(self.FULL)
-
     def test_weights_are_known_by_their_files(self, tmp_path: Path) -> None:
         assert weights_identity("org/model", "abc") == "org/model@abc"
         assert weights_identity("org/model") == "org/model"
@@ -167,13 +149,6 @@ class TestNamespace:
         before = weights_identity(tmp_path)
         assert [row[:2] for row in before] == [["a.safetensors", 5], ["config.json", 2]]
         Namespace("m", 4096, weights=before)
-
-    def test_equal_copies_of_weights_are_the_same(self, tmp_path: Path) -> None:
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "model.gguf").write_bytes(bytes(1_000_000))
-            os.utime(tmp_path / name / "model.gguf", ns=(len(name), ord(name)))
-        assert weights_identity(tmp_path / "a") == weights_identity(tmp_path / "b")
 
     @pytest.mark.parametrize(
         "name",
