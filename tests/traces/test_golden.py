@@ -95,6 +95,8 @@ def printed(body: str) -> str:
             path.write_bytes(data)
             trace.skip_bad = True
             skipping = reading(trace, numbers)
+        if plain[-1].startswith("! : "):  # an error of the whole file, which is no bad line
+            assert skipping == plain
         if skipping != plain and any(one[0].isdigit() for one in skipping):
             plain += [f"skipping: {skipping[0]}", *skipping[1:]]
         text += "".join(f"  {one}\n" for one in plain)
