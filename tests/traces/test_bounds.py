@@ -17,8 +17,15 @@ from kvoffload.traces.formats import FORMATS, LOG_FORMATS
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.objects import OBJECTS
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
-from tests.traces.samples import LITELLM_BLOCKS
-from tests.traces.test_formats import BAILIAN, DYNAMO, LMCACHE, MOONCAKE, WEKA, WEKA_REQUEST
+from tests.traces.samples import (
+    BAILIAN,
+    DYNAMO,
+    LITELLM_BLOCKS,
+    LMCACHE,
+    MOONCAKE,
+    WEKA,
+    WEKA_REQUEST,
+)
 
 MOST_BYTES = 11_000  # of the file
 MOST_MEMORY = 50  # MiB

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from kvoffload.traces import Trace, TraceError
 from tests.fuzz.reading import check_request
-from tests.traces.samples import LITELLM_BLOCKS, LOGS, chats
-from tests.traces.test_formats import AGENT, BAILIAN, DELTAS, DYNAMO, LMCACHE, MOONCAKE, WEKA
+from tests.traces.samples import (
+    AGENT,
+    BAILIAN,
+    DELTAS,
+    DYNAMO,
+    LITELLM_BLOCKS,
+    LMCACHE,
+    LOGS,
+    MOONCAKE,
+    WEKA,
+)
 
 MOST_LINE = 2**20
 MOST_RULE = 600  # characters
@@ -40,11 +49,7 @@ ODD = (
     [{"type": "tool_result", "content": {"a": []}}],
     *({"stringValue": 5}, {"intValue": "--5"}, {"kvlistValue": {"values": [{"key": []}]}}),
 )
-ROWS = {
-    f"{name} {number}": [make(chat) for chat in chats(4)[:3]]
-    for name, makers in LOGS.items()
-    for number, make in enumerate(makers)
-}
+ROWS = {f"{name} {form}": rows[:3] for (name, form), rows in LOGS.items()}
 ROWS |= {
     "litellm-blocks": [LITELLM_BLOCKS] * 3,
     "mooncake": [MOONCAKE | {"request_id": "r", "wait_for": ["r"], "delay": 5, "stop": "s"}] * 3,

@@ -45,6 +45,10 @@ def test_files_with_times_of_a_clock_are_placed_by_it_and_formats_are_named(tmp_
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     merged = MergedTrace([str(log), str(tmp_path / "3.jsonl")])
     assert times(merged) == [1_764_000_007_000, 1_764_000_007_000, 1_764_000_009_000]
+    (remark,) = merged.remarks
+    alone = MergedTrace([str(log)])
+    assert len(times(alone)) == 2
+    assert [remark] == [f"{log}: {one}" for one in alone.remarks]
 
 
 def test_ids_that_number_the_blocks_of_a_file_are_no_other_files(tmp_path):
@@ -129,22 +133,6 @@ def test_a_fault_names_its_file_a_line_that_is_too_long_too(tmp_path):
         list(MergedTrace(paths))
 
 
-def test_one_model_of_a_log(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text(
-        lookup(1, model="a") + lookup(2, ("0b",), model="b", chunk_size=8) + lookup(3, model="b")
-    )
-    whole, b = Trace(path), Trace(path, model_name="b")
-    assert [r.hash_ids for r in b] == [r.hash_ids for r in whole][1:]
-    assert times(b) == [0, 1000]
-    assert b.start == 2
-    only = Trace(path, model_name="a")
-    assert len(list(only)) == 1
-    assert only.block_tokens == 4  # the chunks of the other model do not count
-    with pytest.raises(TraceError, match="request to model 'c', got requests to 'a', 'b'"):
-        list(Trace(path, model_name="c"))
-
-
 @pytest.mark.parametrize("empty", ["", "\n\n", lookup(3, model="b")])
 def test_a_file_without_a_request_is_left_out_and_named(tmp_path, empty):
     paths = [str(tmp_path / f"{name}.jsonl") for name in range(3)]
@@ -160,43 +148,6 @@ def test_a_file_without_a_request_is_left_out_and_named(tmp_path, empty):
     merged = MergedTrace([paths[0], paths[0], paths[1]])
     assert len(times(merged)) == 2 + bool(empty.strip())
     assert merged.id_spaces == 3, "ids that number the blocks of a file"
-
-
-def test_a_model_can_only_be_chosen_where_models_are_named(tmp_path):
-    write_trace([Request(0, 1, 1, (1,))], tmp_path / "a.jsonl")
-    with pytest.raises(TraceError, match=r"log of prompts, or .* got mooncake"):
-        list(Trace(tmp_path / "a.jsonl", model_name="m"))
-
-
-SHAPES = {"shapes": [[2, 32, 4, 1024]], "dtypes": ["torch.bfloat16"]}
-
-
-@pytest.mark.parametrize(
-    ("more", "size"),
-    [
-        (SHAPES, 2 * 32 * 4 * 1024 * 2),
-        ({"shapes": [[8, 4], [3, 1]], "dtypes": ["float8_e4m3fn", "float32"]}, 44),
-        ({}, None),
-        (SHAPES | {"dtypes": []}, None),
-        (SHAPES | {"dtypes": ["complex"]}, None),
-        (SHAPES | {"dtypes": [3]}, None),
-        (SHAPES | {"shapes": [[2**70]]}, None),
-        (SHAPES | {"shapes": [[True]]}, None),
-        (SHAPES | {"shapes": [[0]]}, None),
-        (SHAPES | {"shapes": [[2**30] * 200]}, None),
-        (SHAPES | {"shapes": [3]}, None),
-        ({"shapes": 3, "dtypes": 3}, None),
-    ],
-)
-def test_bytes_per_chunk_are_read_where_a_log_has_them(tmp_path, more, size):
-    path = tmp_path / "log.jsonl"
-    path.write_text(lookup(1, **more) * 2)
-    trace = Trace(path)
-    assert len(list(trace)) == 2
-    assert trace.block_bytes == size
-    path.write_text(lookup(1, **more) + lookup(2, shapes=[[1]], dtypes=["int8"]))
-    list(trace)
-    assert trace.block_bytes is None
 
 
 def test_sessions_are_apart_where_ids_are(tmp_path):

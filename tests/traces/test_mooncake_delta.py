@@ -98,66 +98,11 @@ SESSIONS = [
 ]
 
 
-def test_rows_without_repeats_are_recognised_and_put_together(tmp_path):
-    path = written(tmp_path, *SESSIONS)
-    named = list(Trace(path, format="mooncake-delta", sessions=SessionOptions(block_tokens=4)))
-    trace = Trace(path)
-    assert list(trace) == named
-    assert (trace.format, trace.block_tokens) == ("mooncake-delta", 4)
-    (remark,) = trace.remarks
-    assert "read as listing only what is new, 4 tokens per id (mooncake-delta)" in remark
-    assert list(Trace(path, format="mooncake-delta")) == named, "the size follows from the lengths"
-    most = SessionOptions(block_tokens=2**31 - 1)
-    with pytest.raises(TraceError, match="hash_ids must be 1, one for each 2147483647 tokens of 9"):
-        list(Trace(path, format="mooncake-delta", sessions=most))
-    assert Trace(path, format="mooncake-delta").remarks == []
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [*SESSIONS, row("b", 8, 2, [1, 2])],
-        [row("a", 9, 2, [1, 2, 3]), row("b", 8, 2, [4, 5])],
-        [row(None, 9, 2, [1, 2, 3]), row(None, 8, 2, [4, 5])],
-        [{**one, "session": one["session_id"]} for one in SESSIONS],
-    ],
-    ids=["a repeat", "one row each", "no session", "rows of our own"],
-)
-def test_other_rows_are_whole_prompts(tmp_path, rows):
-    trace = Trace(written(tmp_path, *rows))
-    assert [list(one.hash_ids) for one in trace] == [one["hash_ids"] for one in rows]
-    assert (trace.format, trace.remarks) == ("mooncake", [])
-    called_whole = Trace(written(tmp_path, *SESSIONS), format="mooncake")
-    assert [list(one.hash_ids) for one in called_whole] == [one["hash_ids"] for one in SESSIONS]
-    assert called_whole.remarks == []
-
-
-def test_rows_whose_lengths_do_not_fit_get_a_remark(tmp_path):
-    rows = [row("a", 0, 0, [1, 2]), row("a", 7, 0, [3, 4])]
-    trace = Trace(written(tmp_path, *rows))
-    assert len(list(trace)[1].hash_ids) == 2
-    (remark,) = trace.remarks
-    assert remark.endswith("list only what is new in their session, name --format mooncake-delta")
-    with pytest.raises(TraceError, match=r"rows must have an id for each N tokens"):
-        list(Trace(written(tmp_path, *rows), format="mooncake-delta"))
-
-
 def test_a_row_that_contradicts_the_recognition_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("kvoffload.traces.reader.AHEAD_BYTES", 450)
     path = written(tmp_path, *SESSIONS, row("a", 8, 0, [1, 2]))
     with pytest.raises(TraceError, match=r":5: no row before repeats its session's first id"):
         list(Trace(path))
-
-
-def test_recognition_passes_over_bad_lines_that_stay_errors_in_their_place(tmp_path):
-    path = tmp_path / "deltas.jsonl"
-    lines = [json.dumps(one) for one in SESSIONS]
-    path.write_text("\n".join([lines[0], "bad", *lines[1:], "x" * 900]))
-    with pytest.raises(TraceError, match=r":2: must be a JSON object"):
-        list(Trace(path, max_line_bytes=500))
-    skipping = Trace(path, max_line_bytes=500, skip_bad=True)
-    assert list(skipping) == list(Trace(written(tmp_path, *SESSIONS)))
-    assert skipping.bad_lines == 2
 
 
 def test_prompts_are_bounded_together_by_the_bytes_of_the_file(tmp_path):

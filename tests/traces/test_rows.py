@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 
 import pytest
 
 from kvoffload.traces import PromptOptions, Trace, TraceError
 
-SECRET = "qZx7secret"
-UNIX = 1732550000
 FIELDS = {"time": "when", "prompt": "text"}
-
-
-def table(folder, *rows, name="log.csv"):
-    path = folder / name
-    stream = io.StringIO(newline="")
-    csv.writer(stream).writerows(rows)
-    path.write_bytes(stream.getvalue().encode())
-    return path
 
 
 def table_of(path, fields=FIELDS, **options):
@@ -28,61 +17,6 @@ def table_of(path, fields=FIELDS, **options):
     size = options.pop("max_line_bytes", 2**20)
     prompts = PromptOptions(fields=fields, **options)
     return Trace(path, format="csv", prompts=prompts, skip_bad=skip_bad, max_line_bytes=size)
-
-
-def test_a_row_of_a_table_may_span_lines(tmp_path):
-    text = 'Say "hello",\n\n and more\r\n' * 20
-    header = ["who", "text", "when", "tokens", "which"]
-    rows = [["a", text, "2024-11-25 15:53:20", "7", "m"], ["", text * 2, f"{UNIX}000", "", ""]]
-    path = table(tmp_path, header, rows[0], [], rows[1])
-    fields = FIELDS | {"output": "tokens", "session": "who", "model": "which"}
-    trace = table_of(path, fields, salt="s")
-    first, second = trace
-    (tmp_path / "log.jsonl").write_text(
-        json.dumps({"prompt": text, "time": UNIX, "model": "m", "user": "a"})
-        + "\n"
-        + json.dumps({"prompt": text * 2, "time": UNIX})
-    )
-    one, other = Trace(tmp_path / "log.jsonl", prompts=PromptOptions(salt="s"))
-    assert (first.hash_ids, first.session, first.output_length) == (one.hash_ids, one.session, 7)
-    assert second == other
-    assert (trace.format, trace.block_tokens, trace.has_hashes) == ("csv", 16, True)
-
-
-def test_the_first_line_of_a_table_is_recognised_however_long_it_is(tmp_path):
-    header = ["", *(f"a_column_of_a_long_name_{n}" for n in range(9)), "created_at", "prompt"]
-    cells = [*map(str, range(10)), str(UNIX), "text"]
-    assert len(list(Trace(table(tmp_path, header, cells, name="export.log")))) == 1
-    path = table(tmp_path, [*header, "Prompt"], [*cells, ""])
-    rule = r"log.csv:1: the first line must name the column 'prompt' once, got it 2 times$"
-    with pytest.raises(TraceError, match=rule):
-        list(Trace(path))
-    with pytest.raises(TraceError, match="must name the column 'x' once, got it 2 times"):
-        list(table_of(table(tmp_path, ["x", "x"], ["1", "2"]), {"prompt": "x"}))
-
-
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_a_table_that_is_cut_within_quotes_has_a_bad_row(tmp_path, end):
-    path = table(tmp_path, ["when", "text"], [UNIX, "whole\n"], [UNIX, f"{SECRET}\nmore"])
-    path.write_bytes(path.read_bytes()[:-4] + end.encode())
-    with pytest.raises(TraceError, match=r"log.csv:\d: a row must end in the file, got a quoted"):
-        list(table_of(path))
-    assert len(list(table_of(path, skip_bad=True))) == 1
-
-
-def test_bad_rows_of_a_table_are_named_and_skipped(tmp_path):
-    rows = [["x", UNIX], [SECRET], ["x", SECRET], ["y", UNIX + 1]]
-    path = table(tmp_path, ["text", "when"], *rows)
-    trace = table_of(path, skip_bad=True)
-    assert [one.timestamp for one in trace] == [1000 * UNIX, 1000 * (UNIX + 1)]
-    assert trace.bad_lines == 2
-    with pytest.raises(TraceError, match=r"log.csv:3: a row must have 2 fields, got 1$"):
-        list(table_of(path))
-    with pytest.raises(TraceError, match=r"line must name the column 'none', got 2 others$"):
-        list(table_of(path, {"time": "when", "prompt": "none"}))
-    more = table(tmp_path, ["text", "when", "n"], ["x", UNIX, SECRET])
-    with pytest.raises(TraceError, match=r"n must be an integer >= 0, got a string$"):
-        list(table_of(more, FIELDS | {"output": "n"}))
 
 
 def test_a_row_that_never_ends_is_bounded_and_the_limit_of_others_stays(tmp_path):
@@ -99,40 +33,7 @@ def test_a_row_that_never_ends_is_bounded_and_the_limit_of_others_stays(tmp_path
     assert csv.field_size_limit() == before
 
 
-@pytest.mark.parametrize("rows", [3, 60])
-def test_a_column_of_counts_is_refused(tmp_path, rows):
-    path = table(tmp_path, ["text", "when"], *([str(4000 + n), UNIX] for n in range(rows)))
-    for skip_bad in (False, True):
-        with pytest.raises(TraceError, match="counts of tokens do not show what prompts share"):
-            list(table_of(path, skip_bad=skip_bad))
-    path = table(tmp_path, ["text", "when"], ["42", UNIX], ["What is 42?", UNIX], ["43", UNIX])
-    assert len(list(table_of(path))) == 3
-
-
-@pytest.mark.parametrize("first", [f"{UNIX},{SECRET}", f"2026-01-01,{SECRET} and more? yes", ",,"])
-def test_a_table_without_names_shows_none_of_its_cells(tmp_path, first):
-    path = tmp_path / "log.2026.csv"
-    path.write_text(f"{first}\n{first}\n")
-    with pytest.raises(TraceError, match=r"must have the names of columns, got . cells") as caught:
-        list(Trace(path))
-    assert SECRET not in str(caught.value)
-
-
 MOONCAKE = {"timestamp": 5, "input_length": 1000, "output_length": 7, "hash_ids": [0, 3]}
-
-
-@pytest.mark.parametrize("ids", ["[0, 3]", "0 3"])
-def test_a_table_may_have_ids(tmp_path, ids):
-    cells = [json.dumps(value) for value in MOONCAKE.values()][:3]
-    path = table(tmp_path, [*MOONCAKE], [*cells, ids])
-    trace = Trace(path)
-    (request,) = trace
-    assert (request.hash_ids, request.input_length, trace.format) == ((0, 3), 1000, "mooncake")
-    short = Trace(table(tmp_path, [*MOONCAKE], [*cells, "7"], [*cells, ""], [*cells, "[7]"]))
-    assert [one.hash_ids for one in short] == [(7,), (), (7,)]
-    for bad in ("1" * 5000, "1 x", "1, 2]"):
-        with pytest.raises(TraceError, match="hash_ids"):
-            list(Trace(table(tmp_path, [*MOONCAKE], [*cells, ids], [*cells, bad])))
 
 
 @pytest.mark.parametrize(
@@ -185,25 +86,6 @@ def test_a_list_is_its_objects_wherever_it_is_divided_for_reading(tmp_path):
     chat = CHAT | {"messages": [{"role": "user", "content": '"}' * 2**17}]}
     path.write_text(json.dumps([chat, CHAT]))  # a piece ends between a backslash and its quote
     assert len(list(Trace(path))) == 2
-
-
-def test_what_is_wrong_in_a_list_is_named_with_its_line(tmp_path):
-    path = tmp_path / "x.json"
-    bad = [CHAT, CHAT, {"ts": 1, "messages": [3]}, CHAT]
-    path.write_text("[\n" + ",\n".join(map(json.dumps, bad)) + "\n]")
-    with pytest.raises(TraceError, match=r"x.json:4: messages\[0\] must be an object"):
-        list(Trace(path))
-    trace = Trace(path, skip_bad=True)
-    assert (len(list(trace)), trace.bad_lines) == (3, 1)
-    for text, rule in (
-        ("[" + json.dumps(CHAT), "a list of JSON objects, got one that is cut off"),
-        ("[" + json.dumps(CHAT) + ", 3]", "a list of JSON objects, got something else in it"),
-        ("[" + json.dumps(CHAT)[:-3], "a JSON object, got one that is cut off"),
-        ('[{"a": "' + "x" * 3000, "an object must be at most 2000 bytes long"),
-    ):
-        path.write_text(text)
-        with pytest.raises(TraceError, match=rule):
-            list(Trace(path, max_line_bytes=2000))
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,12 @@ def test_without_unique_blocks_they_are_none():
     assert survey.ideal_hit_ratio is None
 
 
+def test_types_are_counted_and_the_largest_turn():
+    requests = [Request(0, 0, 0, (), type="text" if n % 3 else "tool", turn=n) for n in range(9)]
+    survey = Survey.of(requests)
+    assert (survey.types, survey.most_turns) == ({"text": 6, "tool": 3}, 8)
+
+
 def test_progress_is_reported_now_and_then():
     reported: list[int] = []
     Survey.of(Workload(600), progress=reported.append)

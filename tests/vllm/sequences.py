@@ -146,10 +146,14 @@ class Sequence:
         if rng.random() < 0.5:  # by group, as the connector has them
             keys = [groups[g] for g in range(len(chain[0])) for groups in chain]
         partial = rng.random() < self.unpositioned
-        for position, groups in enumerate(chain):
-            for key in groups:
-                if not partial or rng.random() < 0.6:
-                    self.pair.set_position(contexts, key, (position + 1) * 16)
+        noted = [
+            (key, (position + 1) * 16)
+            for position, groups in enumerate(chain)
+            for key in groups
+            if not partial or rng.random() < 0.6
+        ]
+        for key, position in rng.sample(noted, len(noted)) if rng.random() < 0.2 else noted:
+            self.pair.set_position(contexts, bytes(bytearray(key)), position)
         request = Request(f"r{self.count}", contexts, list(dict.fromkeys(keys)))
         self.requests.append(request)
         if rng.random() < 0.9:
@@ -197,6 +201,10 @@ class Sequence:
         if request.finished:
             return
         keys = self.some(request.keys)
+        if self.rng.random() < 0.1:  # the same keys as other objects, at other positions
+            keys = [bytes(bytearray(key)) for key in keys]
+            for place, key in enumerate(keys[::2]):
+                self.pair.set_position(request.contexts, key, (100 - place) * 16)
         output = self.pair.call("prepare_store", keys, contexts=request.contexts)
         self.note_shown(request)
         if output is not None and output.keys_to_store:

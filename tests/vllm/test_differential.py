@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import pytest
-from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
@@ -93,30 +91,6 @@ def test_the_sequences_reach_every_kind_of_call_and_answer():
     assert evicted > 15
 
 
-@pytest.mark.parametrize("cache_policy", ["lru", "arc"])
-@pytest.mark.parametrize("seed", range(10))
-def test_positions_are_found_however_they_were_noted(cache_policy, seed):
-    """Noted in any order, under other objects than are shown, anew while the request runs."""
-    rng = random.Random(SEED + seed)
-    keys = [bytes(make_offload_key(b"%032d" % n, n % 3)) for n in range(40)]
-    managers = [made(20, cache_policy) for made in (CPUOffloadingManager, KVOffloadManager)]
-    pair = Pair(*managers, keys)
-    for number in range(20):
-        contexts = pair.context(f"r{number}")
-        chain = rng.sample(keys, rng.randint(1, 12))
-        noted = rng.sample(list(enumerate(chain)), rng.randint(0, len(chain)))
-        for position, key in noted:
-            pair.set_position(contexts, bytes(bytearray(key)), position * 16)
-        for start in range(0, len(chain), 5):
-            offer = [bytes(bytearray(key)) for key in chain[start : start + 5]]
-            output = pair.call("prepare_store", offer, contexts=contexts)
-            if output is not None:
-                pair.call("complete_store", output.keys_to_store, contexts=contexts)
-            for position, key in noted[::2]:
-                pair.set_position(contexts, key, (100 - position) * 16)
-        pair.call("on_request_finished", contexts=contexts)
-
-
 def test_the_rules_of_another_release_are_found():
     """The control: what differs between releases, the sequences see."""
     release = KVOffloadManager._release
@@ -132,41 +106,3 @@ def test_the_rules_of_another_release_are_found():
         except DifferenceError:
             different += 1
     assert different >= 5
-
-
-class FlawedStore(CPUOffloadingManager):
-    """vLLM's manager with a flaw of one kind at a time."""
-
-    flaw = ""
-
-    def prepare_store(self, keys, req_context):
-        output = super().prepare_store(keys, req_context)
-        if self.flaw == "order of victims" and output is not None:
-            output.evicted_keys.reverse()
-        return output
-
-    def on_request_finished(self, req_context):
-        if self.flaw != "finish":
-            super().on_request_finished(req_context)
-
-    def touch(self, keys, req_context):
-        if self.flaw == "touch":
-            keys = list(keys)[::-1]
-        super().touch(keys, req_context)
-
-    def complete_store(self, keys, req_context, success=True):
-        super().complete_store(keys, req_context, success)
-        if self.flaw == "pending" and self._num_write_pending_chunks:
-            self._num_write_pending_chunks -= 1
-
-
-@pytest.mark.parametrize("flaw", ["order of victims", "finish", "touch", "pending"])
-def test_a_flaw_is_found(flaw):
-    flawed = type("Flawed", (FlawedStore,), {"flaw": flaw})
-
-    def run_many():
-        for number in range(100):
-            run_sequence(SEED + number, "lru", flawed)
-
-    with pytest.raises(DifferenceError):
-        run_many()

@@ -3,7 +3,7 @@
 Sources, looked up in each project's documentation: OpenAI's and Anthropic's API references, LiteLLM
 (StandardLoggingPayload, spend logs), Langfuse (observations API v2, fields of the blob storage
 export), Helicone (export tool), OpenRouter (generations), OpenTelemetry (``otel``). To add one,
-write its `Log` here, and a line of it in ``tests/traces/samples.py``.
+write its `Log` here, and rows of it in ``tests/traces/golden.txt``.
 """
 
 from __future__ import annotations
