@@ -304,7 +304,8 @@ class LogParser(Parser):
 
     @property
     def _models_text(self) -> str:
-        named = [f"{describe(name)} ({count:,})" for name, count in self._models.most_common(3)]
+        most = self._models.most_common(3)
+        named = [f"{describe(name) if name else 'no model'} ({count:,})" for name, count in most]
         return ", ".join([*named, "…"] if len(self._models) > len(named) else named)
 
     def _is_repeated(self, row: Row, log: Log, prompt: object) -> bool:
