@@ -114,7 +114,6 @@ SETTINGS = {
     "vllm arc": Setting({"eviction_policy": "arc"}),
     "lru": ours("lru", record=True),
     "arc": ours("arc", again=True),
-    "lru alone": ours("lru", *NO_DEVICE_CACHE, *ORDERLY, record=True),
     "hit-density alone": ours("hit-density", *NO_DEVICE_CACHE, *ORDERLY, record=True),
     "zeros": ours("lru", copies="zeros", turns=0, again=True),
     **{
