@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import kvoffload
-from kvoffload.backends._cpu_c import CPUBackend
+from kvoffload.backends._cpu_c import CPUBackend  # noqa: F401
 from kvoffload.managers._manager_c import Manager
-from kvoffload.policies import registry
 from kvoffload.policies.base import CachePolicy
-from tests.rebuilt import rebuild
+from tests.rebuilt import managers_over, policy_of_twin
 
-__all__ = [
-    "ARCCachePolicy",
-    "ARCOffloadingManager",
-    "CPUBackend",
-    "CPUOffloadingManager",
-    "LRUCachePolicy",
-    "LRUOffloadingManager",
-    "policy_class",
-]
-
-CPUOffloadingManager = rebuild(kvoffload.CPUOffloadingManager, Manager)
-LRUOffloadingManager = rebuild(kvoffload.LRUOffloadingManager, Manager)
-ARCOffloadingManager = rebuild(kvoffload.ARCOffloadingManager, Manager)
+CPUOffloadingManager, LRUOffloadingManager, ARCOffloadingManager = managers_over(Manager)
 
 
 def policy_class(name: str) -> type[CachePolicy]:
     """Return the class of a registered policy, by the text that asks for it."""
-    return registry.load(registry.parse(name).entry, "c")
+    return policy_of_twin(name, "c")
 
 
-ARCCachePolicy = policy_class("arc")
-LRUCachePolicy = policy_class("lru")
+ARCCachePolicy, LRUCachePolicy = map(policy_class, ("arc", "lru"))

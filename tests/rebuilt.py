@@ -5,6 +5,10 @@ from __future__ import annotations
 import types
 from typing import Any, get_args, get_origin
 
+import kvoffload
+from kvoffload.policies import registry
+from kvoffload.policies.base import CachePolicy
+
 GIVEN_ANEW = {
     *("__dict__", "__weakref__", "__orig_bases__", "__parameters__"),
     *("__abstractmethods__", "_abc_impl"),
@@ -22,3 +26,18 @@ def rebuild(public: type, skeleton: Any) -> Any:
     return types.new_class(
         public.__name__, (base[get_args(over)],), exec_body=lambda space: space.update(body)
     )
+
+
+def managers_over(skeleton: Any) -> tuple[Any, Any, Any]:
+    """Return the public managers over `skeleton`."""
+    managers = (
+        kvoffload.CPUOffloadingManager,
+        kvoffload.LRUOffloadingManager,
+        kvoffload.ARCOffloadingManager,
+    )
+    return tuple(rebuild(each, skeleton) for each in managers)
+
+
+def policy_of_twin(name: str, twin: str) -> type[CachePolicy]:
+    """Return the class of a registered policy in Python, ``py``, or compiled, ``c``."""
+    return registry.load(registry.parse(name).entry, twin)

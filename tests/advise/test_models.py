@@ -96,21 +96,6 @@ def test_groups_of_a_configuration_of_each_family(name):
     assert layout_of(model_shape(str(FAMILIES / f"{name}.json"))) == LAYOUTS["families"][name]
 
 
-OF_FULL_ATTENTION = [
-    name for name in model_names() if {one.kind for one in model_shape(name).kinds} == {FULL}
-]
-
-
-@pytest.mark.parametrize("name", OF_FULL_ATTENTION)
-def test_a_block_of_one_full_group_takes_the_bytes_of_its_tokens(name):
-    shape = model_shape(name)
-    for workers in (1, 2, 4, 8):
-        layout = shape.layout(tensor_parallel=workers)
-        (group,) = layout.groups
-        token = shape.bytes_per_token(tensor_parallel=workers)
-        assert layout.block_bytes == group.block_tokens * token
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "workers", "tokens", "block_bytes"),
     [
@@ -121,6 +106,8 @@ def test_a_block_of_one_full_group_takes_the_bytes_of_its_tokens(name):
         ("deepseek-v3.2", "bfloat16", 8, 64, 5_012_736),  # alone it is kept once
         ("deepseek-v3.2", "fp8", 1, 64, 64 * 61 * (656 + 132)),
         ("gemma-4-e2b", "bfloat16", 8, 16, 786_432),
+        ("llama-3.1-8b", "bfloat16", 2, 16, 16 * 131_072),
+        ("llama-3.1-8b", "bfloat16", 16, 16, 16 * 2 * 131_072),  # each of eight heads twice
     ],
 )
 def test_workers_and_types(name, dtype, workers, tokens, block_bytes):

@@ -1,9 +1,8 @@
 """An engine without a server: `vllm.LLM`, as a program that a test runs.
 
-``python -m tests.engine.offline MODEL EXTRA BATCHES ENGINES OUTCOME``: answers some batches of
-prompts with each of some engines, one after the other, and ends as a user's script does, without a
-word to the last. All are asked the same. OUTCOME is a file for what came out; vLLM itself writes to
-the standard output.
+``python -m tests.engine.offline MODEL EXTRA OUTCOME``: answers some batches of prompts with each of
+two engines, one after the other, and ends as a user's script does, without a word to the last. Both
+are asked the same. OUTCOME is a file for what came out; vLLM itself writes to the standard output.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any, NamedTuple
 from tests.engine.model import NUM_WORDS, SPECIAL
 from tests.engine.server import engine_arguments, engine_environment
 
-BATCH = 10
-SECONDS = 300
+BATCHES, BATCH, ENGINES = 3, 10, 2
+SECONDS = 900
 
 
 class Outcome(NamedTuple):
@@ -31,22 +30,13 @@ class Outcome(NamedTuple):
     metrics: list[dict[str, float]]  # by engine: counters and gauges, summed over their labels
 
 
-def run_offline(
-    model: Path,
-    folder: Path,
-    extra: Mapping[str, Any],
-    batches: int,
-    engines: int = 1,
-    **variables: str,
-) -> Outcome:
+def run_offline(model: Path, folder: Path, extra: Mapping[str, Any]) -> Outcome:
     """Run the program."""
     outcome = folder / "outcome.json"
-    outcome.unlink(missing_ok=True)
-    variables.setdefault("VLLM_CACHE_ROOT", str(model.parent / "vllm-cache"))
-    arguments = [str(model), json.dumps(dict(extra)), str(batches), str(engines), str(outcome)]
+    arguments = [str(model), json.dumps(dict(extra)), str(outcome)]
     done = subprocess.run(
         [sys.executable, "-m", __name__, *arguments],
-        env=engine_environment(folder, **variables),
+        env=engine_environment(folder, VLLM_CACHE_ROOT=str(model.parent / "vllm-cache")),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -57,20 +47,20 @@ def run_offline(
     return Outcome(**json.loads(outcome.read_text()))
 
 
-def main(model: str, extra: str, batches: str, engines: str, path: str) -> None:
+def main(model: str, extra: str, path: str) -> None:
     from vllm import LLM, SamplingParams
     from vllm.v1.metrics.reader import Counter, Gauge
 
     answer = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     outcome = Outcome([], [], [])
-    for number in range(int(engines)):
+    for number in range(ENGINES):
         rng = random.Random(0)
         # In process, vLLM has metrics only where it is told so.
         arguments = engine_arguments(Path(model), json.loads(extra), f"offline-{number}")
         engine = LLM(**arguments, disable_log_stats=False)
         outcome.lengths.clear()
         outcome.answers.append([])
-        for _ in range(int(batches)):
+        for _ in range(BATCHES):
             prompts = [
                 [len(SPECIAL) + rng.randrange(NUM_WORDS) for _ in range(rng.randint(40, 300))]
                 for _ in range(BATCH)
@@ -84,7 +74,7 @@ def main(model: str, extra: str, batches: str, engines: str, path: str) -> None:
             if isinstance(metric, Counter | Gauge):
                 found = outcome.metrics[-1]
                 found[metric.name] = found.get(metric.name, 0) + metric.value
-        if number + 1 < int(engines):
+        if number + 1 < ENGINES:
             engine.llm_engine.engine_core.shutdown()
     Path(path).write_text(json.dumps(outcome._asdict()))
 

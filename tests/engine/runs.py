@@ -114,8 +114,6 @@ SETTINGS = {
     "vllm arc": Setting({"eviction_policy": "arc"}),
     "lru": ours("lru", record=True),
     "arc": ours("arc", again=True),
-    "lru alone": ours("lru", *NO_DEVICE_CACHE, *ORDERLY, record=True),
-    "hit-density alone": ours("hit-density", *NO_DEVICE_CACHE, *ORDERLY, record=True),
     "zeros": ours("lru", copies="zeros", turns=0, again=True),
     **{
         f"{name} at once": ours(
@@ -155,7 +153,7 @@ def make_run(setting: Setting, model: Path, folder: Path, before: Run | None) ->
             ask_again(server, run)
         if setting.extra is None:
             run.crowded = Client(server).one_by_one(crowd(CONCURRENCY, CROWDED_TOKENS))
-        if setting.record and ORDERLY[0] not in setting.arguments:
+        if setting.record:
             wait_for_requests(run.trace, NUM_TURNS)
         if not setting.disk:  # else killed, when it is left
             run.status = server.stop()

@@ -136,9 +136,7 @@ def test_the_server_stops_as_users_stop_it_and_leaves_nothing(runs, name):
         assert run.metrics.value(f"vllm:kv_offload_cpu_cache{which}_usage_perc") == 0
 
 
-@pytest.mark.parametrize(
-    "name", [parameter(name) for name in (*(f"{name} at once" for name in POLICIES), "lru alone")]
-)
+@pytest.mark.parametrize("name", [parameter(f"{name} at once") for name in POLICIES])
 def test_at_an_orderly_end_nothing_is_pinned_and_all_invariants_hold(runs, name):
     run = runs[name]
     assert run.status == 0

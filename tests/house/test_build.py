@@ -3,6 +3,7 @@
 A tree with one small extension is built by the project's own ``setup.py``.
 """
 
+import itertools
 import os
 import shlex
 import shutil
@@ -70,7 +71,7 @@ def held(tree: Path, wheel: str) -> set[str]:
         return {Path(name).suffix for name in archive.namelist() if name.startswith("kvoffload/")}
 
 
-def empty_folder(tree: Path) -> str:
+def nowhere(tree: Path) -> str:
     """Return a folder in which no program is found."""
     folder = tree / "nothing"
     folder.mkdir()
@@ -84,17 +85,13 @@ def test_with_a_compiler_the_wheel_is_compiled(tree: Path) -> None:
     assert ".so" in held(tree, built.wheel)
 
 
-def test_without_a_compiler_the_wheel_is_pure_and_its_tag_says_so(tree: Path) -> None:
-    built = build(tree, PATH=empty_folder(tree))
+@pytest.mark.parametrize("why", ["there is no compiler", "it is asked for"])
+def test_the_wheel_is_pure_and_its_tag_says_so_where(tree: Path, why: str) -> None:
+    is_asked = why == "it is asked for"
+    built = build(tree, **{"KVOFFLOAD_PURE_PYTHON": "1"} if is_asked else {"PATH": nowhere(tree)})
     assert built.wheel.endswith("-py3-none-any.whl")
     assert held(tree, built.wheel) == {".py"}
-    assert f"there is no C compiler: {COMPILER} is not found" in built.err
-
-
-def test_the_wheel_is_pure_where_that_is_asked_for(tree: Path) -> None:
-    built = build(tree, KVOFFLOAD_PURE_PYTHON="1")
-    assert built.wheel.endswith("-py3-none-any.whl")
-    assert held(tree, built.wheel) == {".py"}
+    assert is_asked != (f"there is no C compiler: {COMPILER} is not found" in built.err)
 
 
 def test_an_editable_install_is_a_folder_on_the_path_where_type_checkers_look(tree: Path) -> None:
@@ -108,33 +105,31 @@ def test_an_editable_install_is_a_folder_on_the_path_where_type_checkers_look(tr
 
 
 def failing_compiler(tree: Path) -> dict[str, str]:
-    folder = Path(empty_folder(tree))
+    folder = Path(nowhere(tree))
     (folder / COMPILER).write_text("#!/bin/sh\necho 'stdio.h: No such file' >&2\nexit 1\n")
     (folder / COMPILER).chmod(0o755)
     return {"PATH": str(folder)}
 
 
-@pytest.mark.parametrize("choice", ["", "0"])
-@pytest.mark.parametrize("case", ["own", "named", "absent"])
-def test_a_compiler_that_fails_fails_the_build_with_one_line(
+@pytest.mark.parametrize(
+    ("case", "choice"),
+    [*itertools.product(("own", "named", "absent"), ("", "0")), ("none", "0")],
+)
+def test_a_build_without_its_extensions_fails_with_one_line(
     tree: Path, case: str, choice: str
 ) -> None:
+    """Where the compiler fails, or there is none and the extensions are required."""
     variables = {
         "own": failing_compiler,
         "named": lambda tree: {"CC": "false"},
         "absent": lambda tree: {"CC": "no-such-compiler"},
+        "none": lambda tree: {"PATH": nowhere(tree)},
     }[case](tree)
     built = build(tree, KVOFFLOAD_PURE_PYTHON=choice, **variables)
     assert built.code == 1
     assert built.err.splitlines()[-1] == LINE
     assert "Traceback" not in built.err
     assert not list(tree.glob("dist/*"))
-
-
-def test_extensions_that_are_required_are_not_left_out_without_a_compiler(tree: Path) -> None:
-    built = build(tree, KVOFFLOAD_PURE_PYTHON="0", PATH=empty_folder(tree))
-    assert built.code == 1
-    assert built.err.splitlines()[-1] == LINE
 
 
 def test_without_cython_the_command_says_what_is_missing(tree: Path) -> None:

@@ -7,6 +7,7 @@ not tested; how keys spread over the index is.
 from __future__ import annotations
 
 import random
+import subprocess
 from collections import Counter
 from types import ModuleType
 
@@ -128,3 +129,36 @@ assert [manager.lookup(keys[12:13]) for keys in homes] == [1] * num_buckets
 manager._check()
 """
     )
+
+
+def test_tables_beyond_the_last_number_are_searched_like_the_first(
+    twins: tuple[ModuleType, ModuleType],
+) -> None:
+    """A table's first version holds its number in 24 bits; version 0 would mean searched before."""
+    from kvoffload._core import table
+
+    symbols = subprocess.run(["nm", table.__file__], capture_output=True, text=True, check=False)
+    found = [line for line in symbols.stdout.splitlines() if line.endswith("num_opened")]
+    if not found:
+        pytest.skip("needs nm and the symbols of the extensions")
+    script = """
+        import ctypes, sys
+        from kvoffload import CPUOffloadingManager
+        from kvoffload._core import table
+        maps = [line.split() for line in open("/proc/self/maps")]
+        start = min(int(line[0].split("-")[0], 16) for line in maps if line[-1] == table.__file__)
+        last = ctypes.c_uint64.from_address(start + int(sys.argv[1], 16))
+        assert last.value < 100
+        last.value = 2**24 - 1
+        for expected in (1, 2):
+            manager = CPUOffloadingManager(16, 500)
+            first = [b"first %d" % number for number in range(300)]
+            with manager.begin(first) as request:
+                request.prepare_store()
+                request.complete_store()
+            assert manager.begin([b"other %d" % number for number in range(300)]).lookup() == 0
+            assert manager.begin(first).lookup() == 300
+            manager._check()
+            assert last.value == expected
+    """
+    run_script(script, found[0].split()[0])

@@ -18,165 +18,152 @@ ONE_IN_EACH_CHANGE = [
 
 PRELUDE = """
 import gc
-import importlib
-import os
+import random
 import sys
 
-twin = importlib.import_module("tests._compiled")
-name = sys.argv[1]
-gc.disable()
-from kvoffload import BlockStatus, Hints
+from kvoffload import BlockStatus, Hints, OffloadError
+from kvoffload._sampling import REPEATABLE, secrets_from
+from tests import _compiled as twin, _python as reference
 from tests.allocations import fail_after
-from tests.observation import observe
+from tests.blocks import METHODS
+from tests.observation import as_value, observe
 from tests.policies.steps import idle, policy_of
+
+name, whose = sys.argv[1:]
+gc.disable()
+fail, restore = fail_after, lambda: fail_after(None)
+if whose == "python's":
+    import _testcapi
+
+    fail, restore = lambda n: _testcapi.set_nomemory(n, n + 1), _testcapi.remove_mem_hooks
 
 KEYS = [bytes([number]) * (32 if number % 2 else 40) for number in range(1, 13)]
 MANY = [number.to_bytes(4, "big") * (10 if number % 3 == 0 else 4) for number in range(3000)]
-
-
-def manager():
-    built = twin.CPUOffloadingManager(16, 6, name, True)
-    built.prepare_store(KEYS[:6])
-    built.complete_store(KEYS[:5])
-    built.prepare_load(KEYS[:1])
-    built.touch(KEYS[:3])
-    return built
-
-
-def policy():
-    return policy_of(twin, name, 6, KEYS[:6])
-
-
-def requested(loaded=False, stored=False, ends=False):
-    built = manager()
-    built.release(KEYS[4:6] if ends else [])
-    built.served = built.begin([*KEYS[1:4], *KEYS[6:8]], hints=Hints(ends=ends))
-    if loaded:
-        built.served.prepare_load(0, 3)
-    if stored:
-        built.complete_store(KEYS)
-        built.served.prepare_store()
-    return built
-
-
-def released():
-    built = manager()
-    built.release(KEYS[1:5])
-    return built
-
-
-def hinted():
-    built = manager()
-    built.served = built.begin([*KEYS[1:4], *KEYS[6:8]], hints=RETURNS, now=1.0)
-    built.complete_store(KEYS)
-    return built
-
-
-ENDS = Hints(ends=True)
-RETURNS = Hints(expect_s=2.5, source="one")
-OTHERS = Hints(expect_s=9.0, source="other")
-CALLS = {
-    "begin": (manager, lambda m: m.begin(MANY)),
-    "request load": (requested, lambda m: m.served.prepare_load(0, 3)),
-    "request loaded": (lambda: requested(loaded=True), lambda m: m.served.complete_load(0, 3)),
-    "request store": (requested, lambda m: m.served.prepare_store()),
-    "request stored": (lambda: requested(stored=True), lambda m: m.served.complete_store()),
-    "request failed": (lambda: requested(stored=True), lambda m: m.served.complete_store(False)),
-    "request extended": (requested, lambda m: m.served.extend(MANY)),
-    "request finished": (requested, lambda m: m.served.finish()),
-    "request ended": (requested, lambda m: m.served.finish(hints=ENDS)),
-    "last store": (lambda: requested(ends=True), lambda m: m.served.prepare_store()),
-    "begin with a hint": (manager, lambda m: m.begin(MANY, hints=RETURNS, now=1.0)),
-    "request finished with a hint": (requested, lambda m: m.served.finish(hints=RETURNS)),
-    "begin of another source": (hinted, lambda m: m.begin(KEYS[:4], hints=OTHERS, now=3.0)),
-    "hinted load": (hinted, lambda m: m.served.prepare_load(0, 3)),
-    "hinted store": (hinted, lambda m: m.served.prepare_store()),
-    "hinted finished": (hinted, lambda m: m.served.finish(hints=OTHERS, now=4.0)),
-    "store behind hints": (hinted, lambda m: m.prepare_store(KEYS[8:12])),
-    "release of hinted": (hinted, lambda m: m.release(KEYS)),
-    "release": (manager, lambda m: m.release(KEYS[:6] + MANY)),
-    "store for released": (released, lambda m: m.prepare_store(KEYS[6:9])),
-    "touch of released": (released, lambda m: m.touch(KEYS)),
-    "lookup": (manager, lambda m: m.lookup(MANY)),
-    "touch": (manager, lambda m: m.touch(MANY)),
-    "prepare_load": (manager, lambda m: m.prepare_load(KEYS[:5] * 100)),
-    "complete_load": (manager, lambda m: m.complete_load(KEYS[:1])),
-    "store": (manager, lambda m: m.prepare_store(KEYS[6:9])),
-    "store long": (manager, lambda m: m.prepare_store([b"l" * 500, b"m" * 600])),
-    "store refused": (manager, lambda m: m.prepare_store(MANY[:300])),
-    "complete": (manager, lambda m: m.complete_store(KEYS)),
-    "fail": (manager, lambda m: m.complete_store(KEYS, False)),
-    "events": (manager, lambda m: m.take_events()),
-    "reset": (manager, lambda m: m.reset_cache()),
-    "get": (manager, lambda m: m.policy.get(KEYS[0])),
-    "table": (manager, lambda m: m.block_table.tolist()),
-    "stats": (manager, lambda m: m.stats()),
-    "policy insert": (policy, lambda p: p.insert(b"n" * 99, BlockStatus(9))),
-    "policy evict": (policy, lambda p: p.evict(3, KEYS[:2])),
-    "policy touch": (policy, lambda p: p.touch(MANY)),
-    "policy make_room": (policy, lambda p: p.make_room(KEYS[6:8], 0, KEYS[:1])),
-    "policy begun": (policy, lambda p: p.begun(MANY, RETURNS)),
-    "policy finished": (policy, lambda p: p.finished(KEYS, RETURNS)),
-    "policy release": (policy, lambda p: p.release(KEYS)),
-    "policy clear": (policy, lambda p: p.clear()),
-}
-
-
-def failures(build, call, fail, restore, most, stops):
-    # One call with the n-th allocation failing, for every n; where `stops`, until none fails.
-    failed = 0
-    for n in range(most):
-        thing = build()
-        before = observe(thing)
-        refused = False
-        fail(n)
-        try:
-            call(thing)
-        except MemoryError:
-            refused = True
-        finally:
-            restore()
-        thing._check()
-        if not refused and stops:
-            return failed
-        if not refused:
-            continue
-        failed += 1
-        assert observe(thing) == before, f"allocation {n}"
-        if hasattr(thing, "served"):
-            assert len(thing.served) == 5 and not thing.served.is_finished
-        call(thing)
-        thing._check()
-    assert not stops, "an allocation fails however late it is"
-    return failed
-
-
-def survive(*how):
-    # Every call with failing allocations; return how many failed.
-    total = 0
-    for label, (build, call) in CALLS.items():
-        try:
-            total += failures(build, call, *how)
-        except AssertionError as error:
-            raise AssertionError(f"{label}: {error}") from error
-    return total
 """
 
-C_ALLOCATIONS = """
-total = survive(fail_after, lambda: fail_after(None), 400, True)
-assert total >= 8, total
-for construct in (lambda: twin.CPUOffloadingManager(16, 4, name), lambda: twin.CPUBackend(16, 4),
-                  lambda: twin.policy_class(name)(4)):
-    for n in range(50):
-        fail_after(n)
+CALLS = """
+HINTS = (Hints(), Hints(ends=True), Hints(expect_s=2.5, source="one"),
+         Hints(expect_s=9.0, source="other"))
+OF_A_POLICY = ("insert", "insert", "evict", "touch", "make_room", "begun", "finished", "release",
+               "clear", "get")
+LEARNING = ("begin", "finish", *OF_A_POLICY)
+MOST = 150  # allocations of a call, of which each fails in turn
+draw = random.Random(int(whose == "ours"))
+in_step = True
+failed = 0
+
+
+def outcome(thing, method, arguments, more):
+    try:
+        return getattr(thing, method)(*arguments, **more)
+    except (OffloadError, TypeError, ValueError) as error:
+        return str(error)
+
+
+def both(pair, method, arguments, more=(), whole=None):
+    # Call the compiled one of a pair, with failing allocations first, then the other.
+    # What only learns may go without, where there is no memory, and need not say so.
+    global failed
+    whole, more = whole or pair, dict(more)
+    for n in range(0 if in_step and method in LEARNING else MOST):
+        before = observe(whole[0])
+        fail(n)
         try:
-            construct()
+            mine = outcome(pair[0], method, arguments[0], more)
+            break
         except MemoryError:
-            continue
+            pass
         finally:
-            fail_after(None)
-        break
-    assert 0 < n < 49, n
+            restore()
+        failed += 1
+        whole[0]._check()
+        assert observe(whole[0]) == before, (method, n)
+    else:
+        mine = outcome(pair[0], method, arguments[0], more)
+    other = outcome(pair[1], method, arguments[1], more)
+    shown = [list(each) if method == "take_events" else getattr(each, "hashes", each)
+             for each in (mine, other)]
+    assert not in_step or as_value(shown[0]) == as_value(shown[1]), (method, arguments)
+    whole[0]._check()
+    return mine, other
+
+
+def drawn_batch():
+    return draw.choices(KEYS, k=draw.randrange(1, 8)) + draw.choice([*[[]] * 9, MANY[:300]])
+
+
+def call_manager(pair, requests, now):
+    count = {key: pair[0].policy.get(key) for key in KEYS}
+    count = {key: status.ref_cnt for key, status in count.items() if status is not None}
+    method = draw.choice((*METHODS, "prepare_store", "complete_store", "take_events", "reset_cache",
+                          *["begin"] * 3, *["request"] * 9))
+    batch, more = drawn_batch(), {}
+    if method in ("begin", "request"):
+        more = {"hints": draw.choice(HINTS), "now": now}
+    if method == "request":
+        if not requests:
+            return
+        request = draw.choice(requests)
+        method = draw.choice(("prepare_load", "complete_load", "prepare_store", "complete_store",
+                              "extend", "finish"))
+        if request[0].is_finished and method != "complete_store":
+            return
+        found = both(request, "lookup", ((), ()), whole=pair)[0]
+        given = {"extend": (batch,), "complete_store": (draw.random() < 0.7,)}.get(method, ())
+        given = (0, found) if method.endswith("load") else given
+        more = more if method == "finish" else {}
+        both(request, method, (given, given), more, pair)
+        return
+    if method.endswith("_load"):
+        least = method.startswith("complete")
+        batch = [key for key in count if count[key] >= least][:5] * draw.choice((1, 1, 100))
+    given = () if method in ("take_events", "reset_cache") else (batch,)
+    if method == "complete_store":
+        given = KEYS, draw.random() < 0.7
+    if method != "reset_cache" or draw.random() < 0.2:
+        made = both(pair, method, (given, given), more)
+        if method == "begin":
+            requests[:] = [*requests[-3:], made]
+
+
+def call_policy(pair, methods=OF_A_POLICY):
+    method, batch = draw.choice(methods), drawn_batch()
+    given = {
+        "evict": (draw.randrange(4), batch), "make_room": (draw.sample(MANY, 3), 0, KEYS[:1]),
+        "begun": (batch, HINTS[2]), "finished": (batch, HINTS[2]), "get": KEYS[:1], "clear": (),
+    }.get(method, (batch,))
+    if method == "insert":
+        number, times = draw.randrange(len(KEYS)), draw.choice((1, 3))
+        both(pair, method, [(KEYS[number] * times, idle(number)) for _ in pair])
+    elif method != "clear" or draw.random() < 0.2:
+        both(pair, method, (given, given))
+
+
+for episode in range(25):
+    with secrets_from(REPEATABLE):
+        pair = [each.CPUOffloadingManager(16, 6, name, True) for each in (twin, reference)]
+        policies = [policy_of(each, name, 6, KEYS[:6]) for each in (twin, reference)]
+    requests, in_step = [], episode % 2 == 0
+    for now in range(25):
+        call_manager(pair, requests, float(now))
+        call_policy(policies)
+    if not in_step:
+        continue
+    assert observe(pair[0]) == observe(pair[1])
+    assert observe(policies[0]) == observe(policies[1])
+    # A store that fails late leaves nothing that a policy without its manager would use.
+    fail(draw.randrange(40))
+    try:
+        pair[0].prepare_store(MANY[-30:])
+    except MemoryError:
+        left = [manager.policy for manager in pair]
+        del pair, requests
+        restore()
+        for _ in range(20):
+            call_policy(left, ("insert", "evict", "touch"))
+    finally:
+        restore()
+assert failed > 500, failed
 print("nothing changed")
 """
 
@@ -193,100 +180,48 @@ CALLS = {
 failed = 0
 for cls, arguments in ((twin.policy_class(name), (6,)), (twin.CPUBackend, (16, 6)),
                        (twin.CPUOffloadingManager, (16, 6, name))):
-    for fail, restore in kinds:
-        for again in (False, True)[: 1 if cls is twin.CPUOffloadingManager else 2]:
-            for n in range(60):
-                thing = cls.__new__(cls)
-                if again:
-                    thing.__init__(*arguments)
-                fail(n)
+    for again in (False, True)[: 1 if cls is twin.CPUOffloadingManager else 2]:
+        for n in range(60):
+            thing = cls.__new__(cls)
+            if again:
+                thing.__init__(*arguments)
+            fail(n)
+            try:
+                thing.__init__(*arguments)
+                refused = False
+            except MemoryError:
+                refused = True
+            except RuntimeError as error:  # Python 3.10's import of what is loaded already
+                assert str(error) == "can't allocate lock", error
+                refused = True
+            except SystemError as error:  # Python 3.13's id
+                assert "id> returned a result with an exception set" in str(error), error
+                refused = True
+            finally:
+                restore()
+            if not refused:
+                break
+            failed += 1
+            if again:
                 try:
-                    thing.__init__(*arguments)
-                    refused = False
-                except MemoryError:
-                    refused = True
-                except RuntimeError as error:  # Python 3.10's import of what is loaded already
-                    assert str(error) == "can't allocate lock", error
-                    refused = True
-                except SystemError as error:  # Python 3.13's id
-                    assert "id> returned a result with an exception set" in str(error), error
-                    refused = True
-                finally:
-                    restore()
-                if not refused:
-                    break
-                failed += 1
-                if again:
-                    try:
-                        thing._check()
-                        continue  # the old state is there, whole
-                    except RuntimeError:
-                        pass
-                for method, given in CALLS.items():
-                    if not hasattr(cls, method):
-                        continue
-                    try:
-                        getattr(thing, method)(*given)
-                    except RuntimeError as error:
-                        assert "not initialised" in str(error), error
-                    else:
-                        raise AssertionError((cls, again, n, method))
+                    thing._check()
+                    continue  # the old state is there, whole
+                except RuntimeError:
+                    pass
+            for method, given in CALLS.items():
+                if not hasattr(cls, method):
+                    continue
+                try:
+                    getattr(thing, method)(*given)
+                except RuntimeError as error:
+                    assert "not initialised" in str(error), error
+                else:
+                    raise AssertionError((cls, again, n, method))
 assert failed > 8, failed
 print("nothing works", flush=True)
 if sys.version_info[:2] == (3, 13):
     # Where it had no memory CPython 3.13.0 has broken what it meets again as it ends.
     os._exit(0)
-"""
-
-LATE = """
-# A store that fails when victims were chosen leaves nothing that a policy without its manager
-# would use.
-import _testcapi
-
-def keys(first, count):
-    return [number.to_bytes(4, "big") * 8 for number in range(first, first + count)]
-
-def full():
-    built = twin.CPUOffloadingManager(16, 6, name)
-    built.prepare_store(KEYS[:6])
-    built.complete_store(KEYS[:6])
-    built.touch(keys(100, 30))
-    return built
-
-def later(policy):
-    # What the next search finds, and what is known of blocks that were to be stored.
-    first = policy.evict(1, ())
-    assert len(first) == 1
-    policy.touch(keys(200, 2))
-    policy.touch(keys(100, 30)[::-1])
-    for key in keys(100, 30):
-        policy.insert(key, idle(9))
-    policy._check()
-    return [key for key, _ in first], observe(policy)
-
-declines = name == "hit-density"
-failures = 0
-for n in range(80):
-    built = full()
-    _testcapi.set_nomemory(n, n + 1)
-    try:
-        built.prepare_store(keys(100, 30 if declines else 3))
-        refused = False
-    except MemoryError:
-        refused = True
-    finally:
-        _testcapi.remove_mem_hooks()
-    if not refused:
-        continue
-    failures += 1
-    before = observe(built.policy)
-    policy = built.policy
-    del built
-    assert observe(policy) == before
-    same = full().policy
-    assert later(policy) == later(same)
-assert failures, failures
-print("nothing is left")
 """
 
 GROWTH = """
@@ -313,21 +248,24 @@ assert spared > 5, spared
 print("nothing changed")
 """
 
-PYTHON_ALLOCATIONS = """
-import _testcapi
-
-total = survive(lambda n: _testcapi.set_nomemory(n, n + 1), _testcapi.remove_mem_hooks, 120, False)
-assert total > 50, total
-print("nothing changed")
-"""
+PYTHONS = "python's"
+WHOSE = [pytest.param("ours", marks=pytest.mark.refused_allocations), PYTHONS]
 
 
-@pytest.mark.refused_allocations
-@pytest.mark.parametrize("policy", registry.names())
-def test_a_failing_allocation_of_ours_changes_nothing(
-    twins: tuple[ModuleType, ModuleType], policy: str
+def run(script: str, policy: str, whose: str) -> str:
+    """Run a script in which allocations of ours fail, or Python's; return what it prints."""
+    if whose == PYTHONS:
+        pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
+    # What is freed is overwritten at once, so that its use is seen.
+    return run_script(PRELUDE + script, policy, whose, environment={"PYTHONMALLOC": "debug"})
+
+
+@pytest.mark.parametrize("whose", WHOSE)
+@pytest.mark.parametrize("policy", ONE_IN_EACH_CHANGE)
+def test_a_failing_allocation_changes_nothing(
+    twins: tuple[ModuleType, ModuleType], policy: str, whose: str
 ) -> None:
-    assert run_script(PRELUDE + C_ALLOCATIONS, policy) == "nothing changed\n"
+    assert run(CALLS, policy, whose) == "nothing changed\n"
 
 
 @pytest.mark.refused_allocations
@@ -335,45 +273,15 @@ def test_a_failing_allocation_of_ours_changes_nothing(
 def test_a_failing_allocation_while_the_storage_grows(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
-    assert run_script(PRELUDE + GROWTH, policy) == "nothing changed\n"
+    assert run(GROWTH, policy, "ours") == "nothing changed\n"
 
 
-OURS = "kinds = [(fail_after, lambda: fail_after(None))]\n"
-PYTHONS = """
-import _testcapi
-kinds = [(lambda n: _testcapi.set_nomemory(n, n + 1), _testcapi.remove_mem_hooks)]
-"""
-
-
-@pytest.mark.parametrize(
-    "whose", [pytest.param("ours", marks=pytest.mark.refused_allocations), "python's"]
-)
+@pytest.mark.parametrize("whose", WHOSE)
 @pytest.mark.parametrize("policy", registry.names())
 def test_an_object_whose_construction_failed_says_so(
     twins: tuple[ModuleType, ModuleType], policy: str, whose: str
 ) -> None:
-    if whose != "ours":
-        pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
-    script = PRELUDE + (OURS if whose == "ours" else PYTHONS) + UNFINISHED
-    assert run_script(script, policy) == "nothing works\n"
-
-
-@pytest.mark.parametrize("policy", ONE_IN_EACH_CHANGE)
-def test_a_store_that_failed_late_leaves_nothing_to_the_next_search(
-    twins: tuple[ModuleType, ModuleType], policy: str
-) -> None:
-    pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
-    # What is freed is overwritten at once, so that its use is seen.
-    said = run_script(PRELUDE + LATE, policy, environment={"PYTHONMALLOC": "debug"})
-    assert said == "nothing is left\n"
-
-
-@pytest.mark.parametrize("policy", ONE_IN_EACH_CHANGE)
-def test_a_failing_allocation_of_pythons_changes_nothing(
-    twins: tuple[ModuleType, ModuleType], policy: str
-) -> None:
-    pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
-    assert run_script(PRELUDE + PYTHON_ALLOCATIONS, policy) == "nothing changed\n"
+    assert run(UNFINISHED, policy, whose) == "nothing works\n"
 
 
 def test_more_blocks_than_memory_is_a_memory_error(twin: ModuleType) -> None:

@@ -14,34 +14,52 @@ from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
 
-UNTIL_THE_DEADLINE = """
-for thread in threads:
-    thread.start()
-deadline_passed.wait(seconds)
-deadline_passed.set()
-for thread in threads:
-    thread.join()
-assert not failures, failures
-"""
-
-HAMMER = (
-    """
+PRELUDE = """
 import importlib
+import logging
 import random
 import sys
 import threading
+from functools import partial
 
 from kvoffload import OffloadError
+from kvoffload.watch import Watch
+from kvoffload.watch.metrics import samples
 from tests.isolated.driven import Drive
 
-twin = importlib.import_module("tests._compiled")
-kind, seconds = sys.argv[1], float(sys.argv[2])
+twin = importlib.import_module(sys.argv[1])
+kind, seconds = sys.argv[2], float(sys.argv[3])
 sys.setswitchinterval(1e-6)
+deadline_passed = threading.Event()
+failures = []
+
+
+def work(call, *expected):
+    while not deadline_passed.is_set():
+        try:
+            call()
+        except expected:
+            pass
+        except BaseException as error:
+            failures.append(repr(error))
+            return
+
+
+def run(calls, *expected):
+    threads = [threading.Thread(target=work, args=(call, *expected)) for call in calls]
+    for thread in threads:
+        thread.start()
+    deadline_passed.wait(seconds)
+    deadline_passed.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+"""
+
+HAMMER = """
 # Of so many rows numpy allocates a table without the interpreter's lock.
 BLOCKS = 96
 drives = Drive([n.to_bytes(2, "big") * (16 if n % 3 else 20) for n in range(1, 300)])
-deadline_passed = threading.Event()
-failures = []
 
 if kind in ("LRUOffloadingManager", "ARCOffloadingManager"):
     thing, drive = getattr(twin, kind)(twin.CPUBackend(16, BLOCKS), True), drives.manager
@@ -52,23 +70,8 @@ elif kind == "pool":
 else:
     thing, drive = twin.policy_class(kind)(BLOCKS), drives.policy
 
-
-def work(seed):
-    generator = random.Random(seed)
-    while not deadline_passed.is_set():
-        try:
-            drive(thing, generator)
-        except (OffloadError, ValueError):
-            pass
-        except BaseException as error:
-            failures.append(repr(error))
-            return
-
-
-threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-"""
-    + UNTIL_THE_DEADLINE
-    + """thing._check()
+run([partial(drive, thing, random.Random(seed)) for seed in (1, 2)], OffloadError, ValueError)
+thing._check()
 if kind == "pool":
     assert thing.get_num_free_blocks() == 8
 elif drive == drives.manager:
@@ -79,7 +82,6 @@ elif drive == drives.manager:
     assert all(counts), stats
 print("standing")
 """
-)
 
 KINDS = (
     *("cpu-lru", "cpu-arc", "cpu-hit-density", "cpu-s3fifo"),
@@ -89,32 +91,11 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_threads_on_one_compiled_thing(twins: tuple[ModuleType, ModuleType], kind: str) -> None:
-    seconds = min(max(0.4, 0.4 * read_budget()), 10.0)
-    assert run_script(HAMMER, kind, str(seconds)) == "standing\n"
-
-
-LOOKERS = (
-    """
-import importlib
-import logging
-import random
-import sys
-import threading
-
-from kvoffload.watch import Watch
-from kvoffload.watch.metrics import samples
-
-twin = importlib.import_module(sys.argv[1])
-policy, seconds = sys.argv[2], float(sys.argv[3])
-sys.setswitchinterval(1e-6)
+LOOKERS = """
 logging.disable()
 KEYS = [number.to_bytes(2, "big") * 16 for number in range(1, 1500)]
 watch = Watch(max_rate=1.0, slots=512, deadline=1e-6, policies=("arc",), policy_slots=64)
-manager = twin.CPUOffloadingManager(16, 400, policy, watch=watch)
-deadline_passed = threading.Event()
-failures = []
+manager = twin.CPUOffloadingManager(16, 400, kind, watch=watch)
 generator = random.Random(1)
 
 
@@ -132,34 +113,31 @@ def serve():
         manager.reset_cache()
 
 
-def work(call):
-    while not deadline_passed.is_set():
-        try:
-            call()
-        except BaseException as error:
-            failures.append(repr(error))
-            return
-
-
-calls = (
+run([
     serve,
     lambda: list(samples(watch)),
     lambda: watch.explain(KEYS[::7]),
     watch.overdue,
     watch.open_seconds,
     watch.report,
-)
-threads = [threading.Thread(target=work, args=(call,)) for call in calls]
-"""
-    + UNTIL_THE_DEADLINE
-    + """manager._check()
+])
+manager._check()
 assert watch.counters()["requests"] == manager.stats()["lookups"]
 print("standing")
 """
-)
+
+
+def stand(script: str, twin: ModuleType, kind: str) -> None:
+    """Run a script until its deadline; it must find all as it should be."""
+    seconds = min(max(0.4, 0.4 * read_budget()), 10.0)
+    assert run_script(PRELUDE + script, twin.__name__, kind, str(seconds)) == "standing\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_threads_on_one_compiled_thing(twins: tuple[ModuleType, ModuleType], kind: str) -> None:
+    stand(HAMMER, twins[1], kind)
 
 
 @pytest.mark.parametrize("policy", ["lru", "hit-density", "arc", "s3fifo"])
 def test_threads_that_ask_a_watch_at_work(twin: ModuleType, policy: str) -> None:
-    seconds = min(max(0.4, 0.4 * read_budget()), 10.0)
-    assert run_script(LOOKERS, twin.__name__, policy, str(seconds)) == "standing\n"
+    stand(LOOKERS, twin, policy)

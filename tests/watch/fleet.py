@@ -1,21 +1,19 @@
-"""Three watched engines behind one address, with counts known at every scrape."""
+"""Three watched engines, with counts known whenever their metrics are read."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.watch import Watch, WatchReport
 from kvoffload.watch.prometheus import WatchCollector
 from tests.blocks import block_hash
 
-from .watched import SECRET, serve, serve_request, serving
+from .watched import SECRET, serve, serve_request
 
 LABELS = {"model_name": "model"}
 HINTED = 1
@@ -24,13 +22,9 @@ SOURCES = ("agent", "chat")
 
 
 class Fleet:
-    """An LRU engine, one of hit density with other traffic, and one that has become idle.
-
-    Each scrape is answered after some more requests, until `frozen`.
-    """
+    """An LRU engine, one of hit density with other traffic, and one that has become idle."""
 
     def __init__(self) -> None:
-        self.frozen = False
         self.scrapes: list[list[dict[str, Any]]] = []
         self._rng = random.Random(1)
         self._served = 0
@@ -76,27 +70,16 @@ class Fleet:
                 else:
                     serve(self.managers[engine], hashes)
 
-    def scrape(self) -> bytes:
-        """Serve more requests, unless frozen, and return the metrics."""
-        if not self.frozen:
-            self._serve((100, 60, 0))
+    def scrape(self, second: int) -> Iterator[str]:
+        """Serve more requests, and yield the metrics of a second as lines of OpenMetrics."""
+        self._serve((100, 60, 0))
         self.scrapes.append([manager.watch.counters() for manager in self.managers])
-        return b"".join(map(generate_latest, self._registries))
+        for registry in self._registries:
+            for family in registry.collect():
+                for name, labels, value, *_ in family.samples:
+                    pairs = ",".join(f'{label}="{text}"' for label, text in labels.items())
+                    yield f"{name}{{{pairs}}} {value} {second}\n"
 
     def reports(self) -> list[WatchReport]:
         """Return the report of each engine."""
         return [manager.watch.report() for manager in self.managers]
-
-
-@contextmanager
-def served(fleet: Fleet) -> Iterator[str]:
-    """Serve the metrics of a fleet; give their address."""
-
-    def answer(client: BaseHTTPRequestHandler) -> None:
-        body = fleet.scrape()
-        client.send_response(200)
-        client.end_headers()
-        client.wfile.write(body)
-
-    with serving(answer) as address:
-        yield f"http://{address}/metrics"

@@ -144,20 +144,22 @@ def test_a_policy_of_the_users_own_has_no_curve(twin):
     assert report.sampled_missed["never_or_long_ago"] == 3
 
 
-@pytest.mark.parametrize("given", ["class", "object"])
-def test_a_policy_that_comes_as_a_class_or_object_goes_by_its_name(twin, given):
-    policy = twin.ARCCachePolicy if given == "class" else twin.ARCCachePolicy(1_000)
-    manager = watched(twin).CPUOffloadingManager(16, 1_000, policy)
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (lambda twin: twin.ARCCachePolicy, "arc"),
+        (lambda twin: twin.ARCCachePolicy(10_000), "arc"),
+        (lambda twin: "slru?protected=0.5", "slru?protected=0.5"),
+    ],
+)
+def test_a_live_policy_other_than_lru_goes_by_its_name_and_is_shadowed_at_other_sizes(
+    twin, given, named
+):
+    manager = watched(twin).CPUOffloadingManager(16, 10_000, given(twin))
     report = manager.watch.report()
-    assert report.policy == "arc"
-    assert {point.reason for point in report.points if point.policy == "arc"} == {"few_slots"}
-
-
-def test_live_policies_other_than_lru_are_shadowed_at_other_sizes(twin):
-    manager = watched(twin).CPUOffloadingManager(16, 10_000, "slru?protected=0.5")
-    points = [(p.policy, p.memory) for p in manager.watch.report().points if p.policy != "lru"]
-    live = "slru?protected=0.5"
-    assert points == [(live, 0.5), (live, 1.0), (live, 2.0), (live, 4.0), ("hit-density", 1.0)]
+    assert report.policy == named
+    points = [(p.policy, p.memory) for p in report.points if p.policy != "lru"]
+    assert points == [*((named, memory) for memory in (0.5, 1.0, 2.0, 4.0)), ("hit-density", 1.0)]
 
 
 def test_causes(twin):
