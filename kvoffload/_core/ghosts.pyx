@@ -11,6 +11,8 @@ from kvoffload._core.index cimport (
 )
 from kvoffload._core.memory cimport release, reserve
 
+LAYOUT = {"ghost": sizeof(Ghost), "walked": sizeof(Walked)}
+
 
 cdef uint64_t num_positions(const Ghosts* ghosts) noexcept:
     return <uint64_t>ghosts.clocks[0].size + ghosts.clocks[1].size

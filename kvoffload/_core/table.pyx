@@ -40,6 +40,8 @@ cdef enum:
     VERSION_BITS = 40
     LAST_TABLE = (1 << (64 - VERSION_BITS)) - 1
 
+LAYOUT = {"block": sizeof(Block), "node": sizeof(Node), "bucket": sizeof(KvoBucket)}
+
 
 cdef uint64_t num_opened = 0  # tables; after LAST_TABLE it is 1 again
 
