@@ -41,7 +41,7 @@ from kvoffload import (
 )
 from kvoffload._checks import as_batch, check_bool, check_hints, check_instance, check_part
 from kvoffload._hold import Hold
-from kvoffload.errors import describe, request_finished
+from kvoffload.errors import block_not_pinned, describe, request_finished
 from kvoffload.managers import calls
 from kvoffload.tiers.engine.tier import check_deadline, check_timeout, transfer_deadline
 
@@ -86,14 +86,16 @@ class _Fetch:
     hashes: list[BlockHash]
     deadline: float
     hold: Hold[BlockHash]
-    request: Request[BlockIDsLoadStoreSpec] | None  # the one that it is for
+    request: TieredRequest | None  # the one that it is for
     start: int  # position of its first block in the request
     awaited: set[BlockHash] = field(default_factory=set)
 
     def end(self, block_ids: npt.NDArray[np.int64]) -> Fetched:
         """Return its end with these blocks, whose pins are the request's from now on."""
         if self.request is not None:
-            calls.note_loaded(self.request, self.start, self.start + len(block_ids))
+            stop = self.start + len(block_ids)
+            calls.note_loaded(self.request._request, self.start, stop)
+            self.request._note_pins(self.start, stop)
         return Fetched(self.job, len(block_ids), block_ids)
 
 
@@ -147,7 +149,7 @@ class TieredRequest:
     memory.
     """
 
-    __slots__ = ("_has_looked", "_hints", "_request", "_store", "_storing")
+    __slots__ = ("_has_looked", "_hints", "_pins", "_request", "_store", "_storing")
 
     def __init__(
         self, store: TieredStore, request: Request[BlockIDsLoadStoreSpec], hints: Hints | None
@@ -157,6 +159,7 @@ class TieredRequest:
         self._hints = hints
         self._storing: dict[BlockHash, _Storing] = {}  # its stores that have not ended
         self._has_looked = False  # whether its lookup was counted
+        self._pins = np.zeros(len(request), np.int64)  # of its blocks, that it has to release
 
     def lookup(self, start: int = 0) -> tuple[int, int]:
         """Count the blocks from `start` on that are ready, and those that are reachable.
@@ -204,19 +207,35 @@ class TieredRequest:
         if not self._has_looked:
             self._request.lookup(start)
             self._has_looked = True
-        job = self._store._fetch(part, deadline_s, self._request, int(start))
+        job = self._store._fetch(part, deadline_s, self, int(start))
         calls.note_own(self._request, int(start) + num_found)  # the others are not its own
         return job
 
     def prepare_load(self, start: int, stop: int) -> BlockIDsLoadStoreSpec:
         """Pin the blocks of a part, which must be ready, and return their block ids."""
         self._require_open("prepare_load")
-        return self._request.prepare_load(start, stop)
+        spec = self._request.prepare_load(start, stop)
+        self._note_pins(start, stop)
+        return spec
 
     def complete_load(self, start: int, stop: int) -> None:
-        """Release one pin of each block of a part, also after `finish`."""
+        """Release one pin of each block of a part, also after `finish`.
+
+        Raises BlockNotPinnedError for a block without a pin of this request: those of tiers protect
+        bytes that are being copied.
+        """
         self._store._refuse()
+        part, pins = self._part(start, stop), self._pins[start:stop]
+        if len(pins) < len(part) or not pins.all():
+            at = len(pins) if pins.all() else int(pins.argmin())
+            raise block_not_pinned("complete_load", part[at])
         self._request.complete_load(start, stop)
+        pins -= 1
+
+    def _note_pins(self, start: int, stop: int) -> None:
+        if len(self._pins) < stop:  # it was extended
+            self._pins = np.pad(self._pins, (0, len(self) - len(self._pins)))
+        self._pins[start:stop] += 1
 
     def prepare_store(
         self, start: int = 0, stop: int | None = None
@@ -560,7 +579,7 @@ class TieredStore(Closing):
         self,
         batch: Sequence[BlockHash],
         deadline_s: float | None,
-        request: Request[BlockIDsLoadStoreSpec] | None = None,
+        request: TieredRequest | None = None,
         start: int = 0,
     ) -> int:
         given = check_deadline(deadline_s, 0.0)

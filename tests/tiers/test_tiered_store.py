@@ -333,6 +333,28 @@ class TestThrough:
         engine.quiet()
         assert engine.compute(KEYS[8:10]) == KEYS[:2]
 
+    def test_a_request_releases_no_pin_of_a_tier_or_of_another_request(self) -> None:
+        slow = faulty(ack="stored")
+        engine = make([slow])
+        slow.hang()
+        engine.compute(KEYS[:3])
+        request, other = engine.store.begin(KEYS[:2]), engine.store.begin(KEYS[:2])
+        other.prepare_load(0, 2)
+        with pytest.raises(BlockNotPinnedError):
+            request.complete_load(0, 1)
+        request.prepare_load(0, 2)
+        request.extend(KEYS[2:3])
+        request.prepare_load(1, 3)
+        for start, stop in ((1, 3), (0, 2)):
+            request.complete_load(start, stop)
+            with pytest.raises(BlockNotPinnedError):
+                request.complete_load(0, 3)
+        other.complete_load(0, 2)
+        assert engine.store.manager.stats()["pinned"] == 3
+        slow.resume()
+        engine.quiet()
+        assert engine.store.manager.stats()["pinned"] == 0
+
 
 class TestDeclining:
     """Above tiers the policy of host memory declines nothing, or they would be starved."""
