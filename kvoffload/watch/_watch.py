@@ -19,7 +19,7 @@ from kvoffload.policies import registry
 from .ages import median_age
 from .hints import heard
 from .minis import Key
-from .overdue import MATCHED_S, Overdue, find_overdue
+from .overdue import Overdue, find_overdue
 from .points import points
 from .report import Explanation, WatchReport, explanation
 from .shadows import Shadows
@@ -231,7 +231,7 @@ class Watch:
         if manager is None:
             return []
         with self._lock:
-            found = find_overdue(self._core, manager, self.deadline, min(self.deadline, MATCHED_S))
+            found = find_overdue(self._core, manager, self.deadline)
             for each in found:
                 if each.id not in self._logged:
                     self._logged.add(each.id)
@@ -253,7 +253,7 @@ class Watch:
         ages = dict.fromkeys(KINDS, 0.0)
         if (manager := self._manager()) is not None:
             with self._lock:
-                find_overdue(self._core, manager, self.deadline, min(self.deadline, MATCHED_S))
+                find_overdue(self._core, manager, self.deadline)
         for _, kind, seconds, _ in self._core.open_transfers():
             ages[kind] = max(ages[kind], seconds)
         return ages

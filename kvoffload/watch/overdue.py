@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MATCHED_S", "Overdue", "find_overdue"]
+__all__ = ["Overdue", "find_overdue"]
 
 MATCHED_S = 1.0
 """Age, seconds, from which the slots of an open transfer are looked at."""
@@ -42,13 +42,13 @@ class Overdue:
     id: int
 
 
-def find_overdue(core: Any, manager: Any, deadline: float, matched_s: float) -> list[Overdue]:
+def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
     """Return the overdue transfers, oldest first; close those that ended in other parts.
 
-    `matched_s`, at most `deadline`, is the age from which their slots are looked at. O(open
-    transfers), and O(resident blocks) if one is as old.
+    O(open transfers), and O(resident blocks) if one is as old as `MATCHED_S` or the deadline.
     """
-    late = [transfer for transfer in core.open_transfers() if transfer[2] > matched_s]
+    age = min(deadline, MATCHED_S)
+    late = [transfer for transfer in core.open_transfers() if transfer[2] > age]
     if not late:
         return []
     table = manager.block_table
