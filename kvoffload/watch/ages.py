@@ -8,8 +8,6 @@ from itertools import accumulate
 
 from kvoffload._metrics import AGE_BOUNDS, Histogram
 
-__all__ = ["age_histogram", "bin_middle", "bin_start", "median_age"]
-
 
 def bin_start(index: int) -> int:
     """Return the least age in a bin, ms."""

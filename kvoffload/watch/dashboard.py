@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from importlib import resources
 
-__all__ = ["grafana_json", "rules_yaml"]
-
 
 def grafana_json() -> str:
     """Return the dashboard in Grafana's import format."""

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from kvoffload.managers._watching import RELEASED, SampledRequest
 from kvoffload.policies import registry
 
-__all__ = ["AT_ONCE", "Key", "Miniatures", "Totals", "miniature_bias"]
-
 Key = tuple[str, float]
 """The policy and the memory of a shadow."""
 

@@ -10,8 +10,6 @@ from .estimate import Point, make_point
 from .minis import miniature_bias
 from .shadows import IN_FLIGHT, Shadows, Window, lru_misses, overlapping
 
-__all__ = ["points"]
-
 TAILS = 0.05
 """Points are marked above this ratio of tokens that windows or states kept from being loaded to hit
 tokens."""
