@@ -441,8 +441,8 @@ class Tier(Closing, ABC):
 
         A generation is a name that whoever changes the weights gives them, such as a trainer's
         step. It is a part of each block's name on the medium, and seeds its seal: a tier has the
-        blocks of its own generation, and no others. Nothing that was under way under the old one
-        is served - gets are MISS - or stored under the new one. With the present generation
+        blocks of its own generation, and no others. What was not polled under the old one is not
+        served, and gets are MISS, nor stored under the new one. With the present generation
         nothing changes.
 
         Parameters
@@ -472,7 +472,10 @@ class Tier(Closing, ABC):
 
     @abstractmethod
     def stats(self) -> dict[str, int]:
-        """Return the counters since the tier was opened, and the present sizes."""
+        """Return the counters since the tier was opened, and the present sizes.
+
+        At least ``put_ok put_bytes get_ok get_miss get_bytes`` and ``queued_bytes``.
+        """
 
     @abstractmethod
     def take_events(self) -> Iterator[TierEvent]:
