@@ -441,8 +441,8 @@ class Tier(Closing, ABC):
 
         A generation is a name that whoever changes the weights gives them, such as a trainer's
         step. It is a part of each block's name on the medium, and seeds its seal: a tier has the
-        blocks of its own generation, and no others. What was not polled under the old one is not
-        served, and gets are MISS, nor stored under the new one. With the present generation
+        blocks of its own generation, and no others. Jobs that were not polled under the old one
+        store nothing under the new one, and their gets are MISS. With the present generation
         nothing changes.
 
         Parameters
