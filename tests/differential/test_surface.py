@@ -42,11 +42,6 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
     return [(each.name, each.kind, each.default) for each in parameters]
 
 
-def test_the_modules_offer_the_same_names(twins: Twins) -> None:
-    python, compiled = twins
-    assert set(python.__all__) == set(compiled.__all__) == {*CLASSES, "policy_class"}
-
-
 def test_the_classes_offer_the_same_names_and_are_called_alike(pair: tuple[Any, Any]) -> None:
     assert public(pair[0]) == public(pair[1])
     for name in SPECIAL:
