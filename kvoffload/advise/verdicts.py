@@ -102,7 +102,8 @@ def _does_not_pay(advice: Advice, engine: Engine) -> str:
 
 def _of_fleet(advice: Advice) -> str:
     case, setup, result = advice.case, advice.setup, advice.result
-    engines = f"{case.router} in front of {setup.engines:,} engines"
+    num_engines = f"{setup.engines:,} engine{'s' * (setup.engines != 1)}"
+    engines = f"the router {case.router} in front of {num_engines}"
     saved = f"saves {percent_text(saving(result))} of the {setup.saved}"
     # A router that sees a tier was not compared without one.
     none = advice.like(memory=0) or advice.like(memory=0, router=ROUND_ROBIN)
@@ -111,7 +112,7 @@ def _of_fleet(advice: Advice) -> str:
     def gained(other: Result) -> float:
         return saving(result) - saving(other)
 
-    text = f"Offloading does not pay: without offloading {engines} {saved}"
+    text = f"Offloading does not pay: without it, {engines} {saved}"
     if case.offloads:
         each = deployed_text(case)
         text = f"Take {engines} with {each}: it {saved}"
