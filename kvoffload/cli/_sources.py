@@ -196,7 +196,7 @@ class Source:
 
     @property
     def assumed_text(self) -> str | None:
-        """Assumptions made and rows left out when the trace was read, in words; None without any."""
+        """Assumptions made and rows left out as the trace was read, in words; None without any."""
         trace = self.trace
         found = list(trace.remarks) if trace.has_prompts else []
         found += [bad_lines_text(trace.bad_lines), self.ids_text or ""]

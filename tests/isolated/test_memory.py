@@ -18,6 +18,7 @@ ONE_IN_EACH_CHANGE = [
 
 PRELUDE = """
 import gc
+import os
 import random
 import sys
 
