@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 import pytest
@@ -266,6 +267,8 @@ def run(script: str, policy: str, whose: str) -> str:
 def test_a_failing_allocation_changes_nothing(
     twins: tuple[ModuleType, ModuleType], policy: str, whose: str
 ) -> None:
+    if whose == PYTHONS and sys.version_info < (3, 11):
+        pytest.skip("CPython 3.10 breaks a function whose 1,024th call finds no memory")
     assert run(CALLS, policy, whose) == "nothing changed\n"
 
 
