@@ -60,10 +60,10 @@ _OTHER_CALLS = re.compile(
     re.IGNORECASE,
 )
 STATUSES = (
-    *within(("", "response"), "status", "status_code", "statusCode"),
-    *("http_status", "response_status", "level", "response.type", "type"),
+    *("status", "status_code", "statusCode", "http_status", "response_status"),
+    *("level", "type"),
 )
-"""Places where a row says whether its request failed, by a word or a status of HTTP."""
+"""Fields of a row or an answer that say whether the request failed, by a word or a status."""
 LEAST_ERROR = 400
 """The smallest HTTP status of an error."""
 MOST_LEVELS = 3  # of objects within a row in which a field is named
@@ -519,21 +519,24 @@ def other_call(row: Row) -> str:
 
 
 def _why_failed(row: Row) -> str:
-    """Return that a row states that its request failed, else an empty text."""
-    given = row.given
-    values = [row.at(path, parsed=False) for path in STATUSES]
-    words = {str(value).lower() for value in values}
-    codes = [int(word) for word in words if word.isdecimal() and len(word) == len("404")]
-    span = given.get("status")
-    is_failed = (
-        (isinstance(span, dict) and span.get("code") in (2, "2", "STATUS_CODE_ERROR", "ERROR"))
-        or not words.isdisjoint(("failure", "failed", "error"))
-        or any(code >= LEAST_ERROR for code in codes)
-        or any(
-            isinstance(row.at(path), dict) and row.at(path) for path in ("error", "response.error")
-        )
-    )
-    return "of requests that failed" if is_failed else ""
+    """Return that a row or its answer states that the request failed, else an empty text."""
+    for holder in (row.given, row.at("response")):
+        if isinstance(holder, dict):
+            error = row.parsed(holder, "error") if "error" in holder else None
+            if error and isinstance(error, dict):
+                return "of requests that failed"
+            if any(name in holder and _is_failure(holder[name]) for name in STATUSES):
+                return "of requests that failed"
+    return ""
+
+
+def _is_failure(status: object) -> bool:
+    """Return whether a word, a status of HTTP or that of a span says that a request failed."""
+    if isinstance(status, dict):
+        return status.get("code") in (2, "2", "STATUS_CODE_ERROR", "ERROR")
+    word = str(status).lower()
+    is_code = word.isdecimal() and len(word) == len("404")
+    return word in ("failure", "failed", "error") or (is_code and int(word) >= LEAST_ERROR)
 
 
 def unknown(row: dict[str, Any], near: str = "") -> str:
