@@ -1007,13 +1007,14 @@ cdef class _HitDensity(CompiledPolicy):
         if not self.take_released(n):
             victims_cancel(&self.victims, self.table)
             return False
-        open_candidates(self)
-        while self.victims.size < n:
-            leaves = next_to_leave(self)
-            if leaves == NULL:
-                break
-            take(self, leaves)
-        close_candidates(self)
+        if self.victims.size < n:
+            open_candidates(self)
+            while self.victims.size < n:
+                leaves = next_to_leave(self)
+                if leaves == NULL:
+                    break
+                take(self, leaves)
+            close_candidates(self)
         if self.victims.size < n or self.victims.no_memory:
             victims_cancel(&self.victims, self.table)
             return False

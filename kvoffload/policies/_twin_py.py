@@ -164,6 +164,8 @@ class PythonPolicy(CachePolicy):
         self._require_ready()
         n = check_int("n", n, 0)
         guarded = self._open_batch(protected, "protected", "evict")
+        if n > len(self._resident):
+            return None
         return self._evict(n, set(guarded)) if n else []
 
     def make_room(

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 import kvoffload
-from kvoffload import BlockStatus
+from kvoffload import BlockStatus, Hints
+from kvoffload._sampling import REPEATABLE, secrets_from
 from kvoffload.policies import registry
 from kvoffload.testing.policies import policy_machine
 from tests.blocks import once
@@ -28,7 +29,7 @@ from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.differential.traffic import Traffic
 from tests.differential.workloads import mixed_keys
 from tests.observation import as_value
-from tests.policies.steps import idle
+from tests.policies.steps import idle, policy_of
 from tests.strategies import KEYS
 
 pytestmark = pytest.mark.fast
@@ -188,14 +189,22 @@ def test_a_policy_that_grows_far_beyond_its_capacity(twins: Twins, seed: int, na
 # -- policies that outlive their managers ----------------------------------------------------------
 
 MIXED = mixed_keys(range(14))
+HINTS = (None, Hints(ends=True), Hints(expect_s=2.5, source="a"), Hints(expect_s=9.0, source="b"))
 
 
-def drive_policies(pair: Pair, generator: random.Random) -> None:
-    """Make calls on both policies, and compare all that can be seen after each."""
+def drive_policies(pair: Pair, generator: random.Random, *, look_after: int) -> None:
+    """Make calls on both policies; compare results, and all that can be seen after some calls.
+
+    To look at densities is to have them computed, so between looks each twin does so by itself.
+    """
     for step in range(40):
         batch = generator.sample(MIXED, generator.randrange(1, 5))
-        choice = generator.randrange(12)
-        if choice < 3:
+        choice = generator.randrange(15)
+        if choice >= 12:
+            hook = generator.choice(("begun", "finished", "release"))
+            hints = [] if hook == "release" else [generator.choice(HINTS)]
+            pair.do(hook, batch, *hints)
+        elif choice < 3:
             pair.do("evict", generator.randrange(4), batch[: generator.randrange(3)])
         elif choice < 5:
             pair.do("touch", batch)
@@ -215,7 +224,8 @@ def drive_policies(pair: Pair, generator: random.Random) -> None:
             for status in statuses:
                 if status is not None:
                     status.ref_cnt = ref_cnt
-        pair.agree()
+        if step % look_after == look_after - 1:
+            pair.agree()
 
 
 @pytest.mark.thorough
@@ -228,4 +238,15 @@ def test_policies_without_their_managers_are_twins(twins: Twins, name: str, seed
         pair.python, pair.compiled = (manager.policy for manager in pair.both)
         del traffic
         assert pair.do("touch", MIXED)[0] == "returned"  # the managers are gone
-        drive_policies(pair, generator)
+        drive_policies(pair, generator, look_after=1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", registry.names())
+def test_policies_that_nobody_looks_at_are_twins(twins: Twins, name: str, seed: int) -> None:
+    for number in range(max(1, round(300 * read_budget()))):
+        generator = random.Random(seed + number)
+        blocks = MIXED[: generator.randrange(1, 9)]
+        with secrets_from(REPEATABLE):
+            pair = Pair(twins, partial(policy_of, name=name, capacity=len(blocks), blocks=blocks))
+        drive_policies(pair, generator, look_after=40)
