@@ -366,10 +366,10 @@ def sanitizers(session: nox.Session) -> None:
         **NO_TRACES,
         **budget(0.1 if session.name == "sanitizers" else 1),
     }
-    chosen = ["-m", "not thorough and not nightly", "tests/contract", "tests/differential"]
-    chosen = [*chosen, "tests/fuzz"] if session.name == "sanitizers" else TWINS
-    chosen = ["--capture=sys", "-k", "not python", *chosen]
-    run_tests(session, *PYTEST, *chosen, may_skip=NOT_OF_BUILD, env=env)
+    few = ["-m", "not thorough and not nightly", *TWINS[:2], "tests/fuzz"]
+    tests = ["--capture=sys", "-k", "not python"] + (few if session.name == "sanitizers" else TWINS)
+    tests += ["--ignore=tests/traces/test_bounds.py"]  # what is freed takes memory for a while
+    run_tests(session, *PYTEST, *tests, may_skip=NOT_OF_BUILD, env=env)
 
 
 @check("sanitizers")
