@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +35,7 @@ FORMAT_NAMES = (*FORMATS, *LOG_FORMATS, CSV, PARQUET, OBJECTS, ORACLE_GENERAL)
 _Found = TypeVar("_Found")
 
 SESSION_ID = b'"session_id"'
-AHEAD_BYTES = 2**22  # of lines that are looked at to see whether rows list only new blocks
+AHEAD_BYTES = 2**22  # of lines that are looked at to see what rows list, or whether any has a time
 
 
 class Trace:
@@ -191,7 +192,7 @@ class Trace:
                 self._id_tokens = self._sessions.block_tokens
                 if self._id_tokens is None:
                     self._id_tokens = _Probe(found.look(AHEAD_BYTES)).id_tokens(self.name)
-            parse = self._parser = self._new_parser(found_format, rows)
+            parse = self._parser = self._new_parser(found_format, found)
             while True:
                 try:
                     line = next(found)
@@ -199,7 +200,7 @@ class Trace:
                         format = self._recognised(line, found)
                         if format is not found_format:
                             found_format = format
-                            parse = self._parser = self._new_parser(found_format, rows)
+                            parse = self._parser = self._new_parser(found_format, found)
                     if not is_settled and self._model_name is not None:
                         self._check_that_models_are_named()
                         parse.model_name = self._model_name
@@ -299,12 +300,13 @@ class Trace:
             )
             raise TraceError(self.name, found.count, rule)
 
-    def _new_parser(self, format: Format, rows: Rows) -> Parser:
+    def _new_parser(self, format: Format, found: _Ahead) -> Parser:
         if isinstance(format, Log):
             is_named = self._prompts.fields is not None or not self._is_to_be_recognised
-            return LogParser(self._prompts, format, None if is_named else log_of)
+            other, ahead = None if is_named else log_of, partial(found.look, AHEAD_BYTES)
+            return LogParser(self._prompts, format, other, ahead)
         if format is MOONCAKE_DELTA and self._id_tokens is not None:
-            return MooncakeDeltaParser(self._id_tokens, lambda: rows.bytes_read)
+            return MooncakeDeltaParser(self._id_tokens, lambda: found.rows.bytes_read)
         return format.new_parser()
 
     def _session_requests(self, first: Iterator[bytes], ahead: _Ahead) -> Iterator[Request]:
@@ -358,6 +360,8 @@ class _Ahead:
 
     Attributes
     ----------
+    rows : Rows
+        The lines.
     name : str
         Name of the trace in messages.
     count : int
@@ -367,7 +371,7 @@ class _Ahead:
     """
 
     def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+        self.rows = rows
         self._held: deque[tuple[int, bytes | BadLineError | TraceError]] = deque()
         self.name = rows.name
         self.count = 0
@@ -383,9 +387,9 @@ class _Ahead:
                 return item
             raise item
         try:
-            return next(self._rows)
+            return next(self.rows)
         finally:
-            self.count = self._rows.count
+            self.count = self.rows.count
 
     def look(self, most_bytes: int) -> Iterator[bytes]:
         """Yield lines that keep their turn: errors are passed over, and raised in theirs."""
@@ -394,12 +398,12 @@ class _Ahead:
         while held < most_bytes:
             item: bytes | BadLineError | TraceError
             try:
-                item = next(self._rows)
+                item = next(self.rows)
             except StopIteration:
                 return
             except (BadLineError, TraceError) as error:
                 item = error
-            self._held.append((self._rows.count, item))
+            self._held.append((self.rows.count, item))
             held += len(item) + 100 if isinstance(item, bytes) else 1000
             if isinstance(item, bytes):
                 yield item

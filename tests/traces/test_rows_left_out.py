@@ -59,15 +59,38 @@ def test_a_request_that_was_served_is_read(tmp_path, served):
     assert len(list(trace(tmp_path, [row(0, **served)]))) == 1
 
 
-def test_a_row_without_the_time_that_the_first_has_is_left_out(tmp_path):
-    found = trace(tmp_path, [row(0), {**row(1), "timestamp": None}, row(2)])
+LEFT_OUT = "1 row left out: without a time, which others have"
+
+
+@pytest.mark.parametrize("without", [0, 1, 2])
+@pytest.mark.parametrize("value", [None, 0, "0"])
+def test_a_row_without_the_time_that_others_have_is_left_out(tmp_path, without, value):
+    rows = [row(number) for number in range(3)]
+    rows[without]["timestamp"] = value
+    found = trace(tmp_path, rows)
     assert len(list(found)) == 2
-    assert found.remarks[1:] == ["1 row left out: without a time, which the first request has"]
+    assert found.start == 0.0
+    assert found.remarks[1:] == [LEFT_OUT]
 
 
-def test_a_time_is_refused_if_the_first_request_has_none(tmp_path):
-    found = trace(tmp_path, [{**row(0), "timestamp": None}, row(1)])
-    with pytest.raises(TraceError, match=r":2: must have no time.* take out the rows"):
+def test_times_may_count_from_the_start_of_the_log(tmp_path):
+    found = trace(tmp_path, [{**row(number), "timestamp": 2 * number} for number in (0, 1, 0)])
+    assert [request.timestamp for request in found] == [0, 2000, 0]
+    assert len(found.remarks) == 1
+
+
+def test_times_that_are_all_zero_are_none(tmp_path):
+    found = trace(tmp_path, [{**row(number), "timestamp": 0} for number in range(3)])
+    assert [request.timestamp for request in found] == [0, 0, 0]
+    assert found.start is None
+    assert "no request has a time" in found.remarks[0]
+
+
+def test_a_time_far_behind_requests_without_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvoffload.traces.reader.AHEAD_BYTES", 1)
+    rows = [{**row(number), "timestamp": None} for number in range(3)]
+    found = trace(tmp_path, [*rows, row(3)])
+    with pytest.raises(TraceError, match=r":4: must have no time.* take out the rows"):
         list(found)
 
 

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -64,6 +65,8 @@ STATUSES = (
     *("level", "type"),
 )
 """Fields of a row or an answer that say whether the request failed, by a word or a status."""
+LEAST_UNIX = 10**8
+"""The least Unix time of a log, seconds, in 1973; lower ones count from the log's own start."""
 LEAST_ERROR = 400
 """The smallest HTTP status of an error."""
 MOST_LEVELS = 3  # of objects within a row in which a field is named
@@ -182,6 +185,7 @@ class LogParser(Parser):
     """A parser of the rows of a log; times are Unix times, milliseconds.
 
     `log_of` recognises rows of other logs, as a gateway that serves several APIs writes them.
+    `ahead` looks at lines that follow; it is called once, if the first request has no time.
     """
 
     def __init__(
@@ -189,14 +193,16 @@ class LogParser(Parser):
         options: PromptOptions,
         log: Log,
         log_of: Callable[[dict[str, Any]], Log | None] | None = None,
+        ahead: Callable[[], Iterable[bytes]] = tuple,
     ) -> None:
         self._options = options
         self._blocks, self._breaks = options.blocks, options.breaks
-        self._log, self._log_of = log, log_of
+        self._log, self._log_of, self._ahead = log, log_of, ahead
         self.block_tokens: int | None = self._blocks.block_tokens
         self._tokens = Agreed()  # of the blocks that rows have the hashes of
         self._ids: dict[str, HexadecimalIds] = {}  # of them, for one model
         self._is_timed: bool | None = None  # as the first request shows
+        self._some_time: float | None = None  # of a row, seconds, not 0; 0 if none is known to have
         self._has_text = False  # of which tokens are made
         self._num_cut = 0  # requests whose prompts a gateway has cut
         self._stated = self._made = 0  # tokens of prompts by the log's counts, and by ours
@@ -258,7 +264,7 @@ class LogParser(Parser):
             return ()
         used["time"], time = row.first(fields.time)
         seconds = None if time is None else unix_seconds(time, used["time"])
-        if self._lacks_time(seconds):
+        if self._lacks_time(seconds, log):
             return ()
         used["output"], output = _output_at(row, fields.output)
         used["session"], session = _name_at(row, fields.session)
@@ -280,7 +286,7 @@ class LogParser(Parser):
         if self._is_repeated(row, log, (length, hash_ids)):
             self._left_out["of requests that an earlier row has"] += 1
             return ()
-        if seconds is not None:
+        if self._some_time:
             self.start = 0.0
         self._note_model(model)
         self._count_tokens(row, used["output"], length)
@@ -288,15 +294,33 @@ class LogParser(Parser):
         named = self._blocks.session(session) if session else None
         return (Request(round(1000 * (seconds or 0.0)), length, output, hash_ids, named),)
 
-    def _lacks_time(self, seconds: float | None) -> bool:
-        """Return whether a row lacks the time that the first request has, and is left out."""
+    def _lacks_time(self, seconds: float | None, log: Log) -> bool:
+        """Return whether a row lacks the time that others have, and is left out.
+
+        Beside Unix times, 0 is none.
+        """
+        if not self._some_time:
+            is_first = self._some_time is None
+            self._some_time = seconds or (self._time_ahead(log) if is_first else 0.0)
         if seconds is not None and self._is_timed is False:
             rule = "must have no time as the first request has none, got one"
             raise BadLineError(f"{rule}: take out the rows without a time, or all times")
-        if seconds is not None or not self._is_timed:
+        is_time = seconds is not None and (seconds > 0.0 or self._some_time < LEAST_UNIX)
+        if is_time or not self._some_time:
             return False
-        self._left_out["without a time, which the first request has"] += 1
+        self._left_out["without a time, which others have"] += 1
         return True
+
+    def _time_ahead(self, log: Log) -> float:
+        """Return the first time of rows that follow, seconds, or 0."""
+        for line in self._ahead():
+            with suppress(BadLineError, RecursionError):  # raised in its turn
+                given = decoded(line)
+                for row in (given,) if log.rows is None else log.rows(given):
+                    path, time = Row(row).first(log.fields.time)
+                    if time is not None and (seconds := unix_seconds(time, path)):
+                        return seconds
+        return 0.0
 
     def _note_model(self, model: str) -> None:
         if model in self._models or len(self._models) < MOST_NAMED:
@@ -395,7 +419,7 @@ class LogParser(Parser):
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._parts.items())
             each = f"{self._blocks.tokens_per_image:,} tokens each (--tokens-per-image)"
             said.append(f"parts without text count as {each}: {kinds}")
-        if not self._is_timed:
+        if not self._some_time:
             said.append("no request has a time, so all times are 0")
         found = ["; ".join(said)]
         if len(self._models) > 1 and self.model_name is None:
