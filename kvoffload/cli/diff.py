@@ -43,7 +43,7 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
     Rows of one configuration stand beside each other.
     """
     check_outputs((before, now))
-    old, new = _read(before), _read(now)
+    (was, old), (head, new) = _read(before), _read(now)
     shared = [which for which in new if which in old]
     if not shared:
         raise click.UsageError("BEFORE and NOW must share a configuration, got none")
@@ -66,23 +66,25 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
     alone = [_named(which) for which in [*old, *new] if which not in old or which not in new]
     title = [f"{now}, and the change from {before}; shares change by points"]
     if alone:
-        named = "; ".join(alone[:MOST_NAMED]) + "; …" * (len(alone) > MOST_NAMED)
+        named = _listed(alone, "; ")
         title.append(f"{len(alone):,} configurations stand in one of the files only: {named}")
+    others = [name for name in head if name in was and head[name] != was[name]]
+    title += [f"the files differ in {_listed(others, ', ')}"] if others else []
     title += [] if columns else ["no figure differs"]
     print_tables(title, leading, columns)
 
 
-def _read(path: str) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the rows of a file by their configuration."""
+def _read(path: str) -> tuple[dict[str, Any], dict[tuple[Any, ...], Mapping[str, Any]]]:
+    """Return what a file says of all its rows, and the rows by their configuration."""
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise click.UsageError(f"{path} must have at most {MOST_BYTES:,} bytes, got more")
     try:
         found = json.loads(data)
-        rows = [_flat(dict(row)) for row in found["results"]]
-        return {_which(row): {"stored": row.get("host_stored"), **row} for row in rows}
-    except (ValueError, TypeError, KeyError, RecursionError):
+        rows = [_flat(dict(row)) for row in found.pop("results")]
+        return found, {_which(row): {"stored": row.get("host_stored"), **row} for row in rows}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise click.UsageError(
             f"{path} {_RULE}, got {describe(data[:40].decode(errors='replace'))}"
         ) from None
@@ -106,6 +108,10 @@ def _which(row: Mapping[str, Any]) -> tuple[Any, ...]:
     if not isinstance(row["policy"], str):
         raise TypeError(f"policy must be a string, got {describe(row['policy'])}")
     return tuple(row.get(name, default) for name, default in WHICH.items())
+
+
+def _listed(names: list[str], between: str) -> str:
+    return between.join(names[:MOST_NAMED] + ["…"] * (len(names) > MOST_NAMED))
 
 
 def _named(which: tuple[Any, ...]) -> str:
