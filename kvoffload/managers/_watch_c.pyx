@@ -771,10 +771,10 @@ cdef void collect_key(WatchCore core, const SampledKey* sampled) noexcept:
         (<list>core.keys[quarter]).append(<object>sampled.key)
     except MemoryError:
         return
-    if sampled.part == BEFORE and request.first in (0, <int32_t>request.num_keys):
-        request.first = <int32_t>request.num_keys + 1
     if sampled.part <= ASKED and request.end == request.num_keys:
         request.end += 1
+        if sampled.part == BEFORE and request.first in (0, <int32_t>request.num_keys):
+            request.first = <int32_t>request.end
     request.num_keys += 1
     core.num_collected += 1
 

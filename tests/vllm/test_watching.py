@@ -21,6 +21,7 @@ from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
+from tests.vllm.requests import CHUNK_TOKENS
 from tests.vllm.test_construction import Region
 from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request, Time, keys_of, watch_all, watched
@@ -329,6 +330,21 @@ def test_a_request_that_only_looked_up_has_not_accessed_anything(begins):
     counters = manager.watch.counters()
     # A key without a position is asked for if any is.
     assert (counters["requests"], counters["asked"]) == ((0, 0) if begins else (1, 3))
+
+
+def test_a_request_may_offer_keys_in_any_order():
+    """Those without a position count as asked for; then later and earlier ones may come."""
+    manager = watched(40, policies=("arc",))
+    prompt, answer, others = (keys_of(name, range(10)) for name in "abc")
+    request = Request(manager, prompt, first=9)
+    for number, key in enumerate(answer):
+        request.context.set_offload_key_position(key, (11 + number) * CHUNK_TOKENS)
+    request.store([*others, *answer, *prompt[:9]])
+    request.finish()
+    assert manager.watch.counters()["asked"] == 10
+    (mini,) = manager.watch._shadows.minis
+    assert sum(each.asked for each in mini.quarters) == 10
+    check_invariants(manager)
 
 
 def test_a_reset_leaves_requests_uncounted_that_were_under_way():
