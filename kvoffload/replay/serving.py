@@ -181,7 +181,7 @@ class SteppedRequest:
         self._orders: dict[int, list[BlockHash]] = {}  # by the sign of the group
         self._first = 0  # most loads and offers begin at this chunk
         self._has_begun = False
-        self._has_let_go = False  # of chunks that the last offer could not evict
+        self._has_let_go = False  # of chunks that the last step's offers could not evict
         self._used: set[BlockHash] = set()  # loaded, or offered while present
         self._missed: set[BlockHash] = set()  # offered while absent
         self._own: set[BlockHash] = set()  # stored
@@ -289,12 +289,14 @@ class SteppedRequest:
                     stores.append((last, stored))
                 if not is_state:
                     waiting = keys if stored is None else []
+            self._end_step()
         for step in (last + 1, last + 2):  # of the answer: then all stores have ended
             if waiting and (end_stores(step - 1) or self._has_let_go):
                 stored = self._offer(waiting)
                 if stored is not None:
                     waiting = []
                     stores.append((step, stored))
+                self._end_step()
 
     def end(self) -> None:
         """Use the loaded and offered chunks, and release all if the session ends."""
@@ -360,6 +362,9 @@ class SteppedRequest:
         if stored is None:
             self.refused += 1
         return stored
+
+    def _end_step(self) -> None:
+        """End what ends with a step, after its offers."""
 
     def _store(self, keys: list[BlockHash]) -> list[BlockHash] | None:
         """Store the keys that are absent; return them, or None if that is refused."""

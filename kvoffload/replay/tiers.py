@@ -143,9 +143,12 @@ class _TieredRequest(SteppedRequest):
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
         self._end_writes()
         stored = super()._offer(keys)
+        self._hold.let_go()
+        return stored
+
+    def _end_step(self) -> None:
         self._has_let_go = self._waits
         self._let_go()
-        return stored
 
     def end(self) -> None:
         """Use the loaded and offered chunks, and release all if the session ends."""
