@@ -52,7 +52,7 @@ class Logs:
 
     def setup(self) -> None:
         """Write them."""
-        (self.trace,) = public("kvoffload.traces", "Trace")
+        self.trace = public("kvoffload.traces", "Trace")
         self.folder = tempfile.TemporaryDirectory()
         self.log, self.objects = (Path(self.folder.name) / name for name in ("log", "objects"))
         words = [f"word{number} " for number in range(99)]
