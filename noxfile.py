@@ -648,8 +648,8 @@ def everything(session: nox.Session) -> None:
     env = COMPILED | budget(5)
     long = ["-o", "faulthandler_timeout=900", "-m", "not servers", "tests"]
     run_tests(session, *PYTEST, *long, env=env)
-    env = pure_clone(session) | budget(1)
-    chosen = ["-m", "not servers and not attack", "tests"]
+    env = pure_clone(session) | NO_TRACES | budget(1)
+    chosen = ["-m", "not servers and not attack and not nightly", "tests"]
     run_tests(session, *PYTEST, *chosen, name="everything-pure", env=env)
 
 
