@@ -432,10 +432,12 @@ class TieredStore(Closing):
         )  # fmt: skip
 
     def _set_declining(self, *, allowed: bool) -> None:
-        """Allow the policy of host memory to decline blocks, or forbid it."""
+        """Allow the policy of host memory, and its watch's estimates, to decline blocks, or not."""
         policy = getattr(self.manager, "policy", None)
         if isinstance(policy, CachePolicy):
             policy.set_declining(allowed)
+            if (watch := getattr(self.manager, "watch", None)) is not None:
+                watch.set_declining(allowed=allowed)
 
     def _refuse(self) -> None:
         """Raise RuntimeError in a forked child and after `close`."""

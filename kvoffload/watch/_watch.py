@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvoffload._checks import as_batch, check_instance, check_int, check_number
+from kvoffload._checks import as_batch, check_bool, check_instance, check_int, check_number
 from kvoffload._implementation import require_compiled
 from kvoffload._sampling import secrets_from
 from kvoffload.errors import describe
@@ -284,6 +284,22 @@ class Watch:
                 "policy": self._shadows.policy,
                 "hints": hints,
             }
+
+    def set_declining(self, *, allowed: bool) -> None:
+        """Let estimated policies decline blocks that they could make room for, or forbid it.
+
+        It follows what the manager's policy may do: above a tier, nothing is declined.
+
+        Raises
+        ------
+        TypeError
+            If `allowed` is no bool.
+        """
+        check_bool("allowed", allowed)
+        self._require_joined()
+        with self._lock:
+            for each in self._shadows.minis:
+                each.set_declining(allowed=allowed)
 
     # -- parts ---------------------------------------------------------------------------------
 

@@ -96,6 +96,11 @@ class Miniatures:
         elif self._spec.entry.ranks_by_return:
             miniature.finish(hashes, hints, now)
 
+    def set_declining(self, *, allowed: bool) -> None:
+        """Allow or forbid the policies to decline blocks that they could make room for."""
+        for each in self.quarters:
+            each.policy.set_declining(allowed)
+
     def reset(self, quarter: int) -> None:
         """Reset the miniature of a quarter, including its stores under way."""
         miniature = self.quarters[quarter]

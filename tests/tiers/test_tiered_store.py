@@ -391,6 +391,22 @@ class TestDeclining:
         assert output is not None
         assert len(output.block_hashes_to_store) < 8
 
+    @pytest.mark.parametrize("tiers", [0, 1])
+    def test_estimates_of_a_watch_decline_where_the_manager_may(self, tiers: int) -> None:
+        watch = Watch(max_rate=1.0, policies=("hit-density",))
+        manager = CPUOffloadingManager(16, 32, watch=watch)
+        engine = make([memory()] * tiers, spare=32 - HOST, manager=manager)
+
+        def declined() -> int:
+            train(engine.store.manager)
+            watch.report()
+            (mini,) = watch._shadows.minis
+            return sum(each.not_admitted for each in mini.quarters)
+
+        assert (declined() == 0) == (tiers > 0)
+        engine.store.close()
+        assert declined() > 0
+
 
 class TestDemote:
     def test_a_tier_that_does_not_take_it_leaves_it_to_the_next(self) -> None:

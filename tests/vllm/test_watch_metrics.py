@@ -32,6 +32,7 @@ from kvoffload.integrations.vllm.watching import (
     WatchExport,
     metric_definitions,
 )
+from kvoffload.watch import Watch
 from kvoffload.watch.metrics import samples
 from kvoffload.watch.scraped import read_engines, view
 from tests.vllm.configuration import PACKAGE, configuration
@@ -288,7 +289,9 @@ def log_line(stats):
     return ", ".join(f"{name}={value}" for name, value in stats.reduce().items())
 
 
-def test_the_primary_tier_is_watched(tmp_path):
+def test_the_primary_tier_is_watched(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Watch, "set_declining", lambda self, *, allowed: told.append(allowed))
     tiers = {"secondary_tiers": [{"type": "fs", "root_dir": str(tmp_path)}]}
     for value in (True, {"interval": 1}):
         options = {"kvoffload_watch": value, **tiers}
@@ -298,6 +301,8 @@ def test_the_primary_tier_is_watched(tmp_path):
         try:
             assert type(manager.primary_tier) is KVOffloadPrimaryTier
             assert manager.primary_tier.watch.report().capacity == 20
+            assert told == [False]  # as the primary tier itself
+            told.clear()
             names = manager.get_stats().data["data"].keys()
             assert "vllm:kvoffload_capacity_blocks" in names
             assert names <= declared.keys()

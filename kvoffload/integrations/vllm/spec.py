@@ -174,6 +174,7 @@ class OwnPolicy(vllm.CPUOffloadingSpec):  # type: ignore[misc]
             return
         watch = watching.new_watch()
         own._look_on(WatchRequest(watch, self._policy_text), KVGroups.from_config(self.config))
+        watch.set_declining(allowed=not own._stores_all)
         own._watch_export = WatchExport(watch, watching.interval)
 
     def _new_manager(self) -> vllm.OffloadingManager:
