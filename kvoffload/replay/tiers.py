@@ -141,7 +141,6 @@ class _TieredRequest(SteppedRequest):
             self._let_go()
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
-        self._end_writes()
         stored = super()._offer(keys)
         self._hold.let_go()
         return stored
@@ -168,6 +167,8 @@ class _TieredRequest(SteppedRequest):
         output = self._disk.prepare_store([key for key in keys if key not in self._disk])
         self._writing += [] if output is None else output.block_hashes_to_store
         self._written.update(keys)
+        if self._groups.step_tokens is not None:  # else they end with the request
+            self._end_writes()
 
     def _end_writes(self) -> None:
         self._disk.complete_store(self._writing)

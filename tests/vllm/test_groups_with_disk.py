@@ -140,7 +140,8 @@ def compare(
     try:
         for number in range(REQUESTS):
             prompt = prompts.next()
-            if len(prompt) % BLOCK == BLOCK - 1:  # the disk would learn of a block of the answer
+            # The disk would learn of a block of the answer, which has more tokens with steps.
+            while len(prompt) % BLOCK >= BLOCK - (1 if step_tokens is None else BLOCK // 2):
                 prompt.append(1)
             decided, served = serve_both(engine, server, prompt)
             keys.update(*decided.offered, *served.offered)
@@ -209,10 +210,18 @@ def test_every_policy_in_both_tiers(tmp_path, name, policy):
 
 
 @pytest.mark.parametrize("name", POLICY_LAYOUTS)
-def test_prompts_of_several_steps(tmp_path, name):
+@pytest.mark.parametrize(("disk_policy", "host"), [("lru", 60), ("s3fifo", 14)])
+def test_prompts_of_several_steps(tmp_path, name, disk_policy, host):
     for sequence in range(SEQUENCES):
         found, _, _ = compare(
-            tmp_path, name, 0, seed=SEED + sequence, host=60, disk=150, step_tokens=128
+            tmp_path,
+            name,
+            0,
+            seed=SEED + sequence,
+            host=host,
+            disk=150,
+            disk_policy=disk_policy,
+            step_tokens=128,
         )
         assert not found
 
