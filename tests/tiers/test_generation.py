@@ -76,7 +76,26 @@ def test_a_slab_that_starts_with_another_name_says_what_it_drops(
         with open_tier(url, NAMESPACE, generation=name) as tier:
             assert tier.stats()["restored"] == restored
     assert [line.partition(": ")[2] for line in caplog.messages] == [
-        "its blocks are of generation 'step 1' and dropped: this start has ''"
+        "its blocks are dropped: they are of generation 'step 1', this start has ''"
+    ]
+
+
+@pytest.mark.parametrize(("name", "which"), [("slots.tbl", "the table"), ("namespace.json",) * 2])
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_slab_opens_empty_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, which: str, left: int
+) -> None:
+    url = f"slab:{tmp_path}?capacity=1MB"
+    for restored in (0, 0, 2):
+        with open_tier(url, NAMESPACE) as tier:
+            assert tier.stats()["restored"] == restored
+            tier.attach(Region.allocate(4, BLOCK))
+            run(tier, tier.put(KEYS[:2], [0, 1]))
+        if not caplog.messages:
+            (file,) = tmp_path.rglob(name)
+            file.write_bytes(b"x" * left)
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        f"its blocks are dropped: {which} is damaged"
     ]
 
 

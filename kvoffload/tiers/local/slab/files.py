@@ -237,20 +237,20 @@ class SlabFiles:
         header = Header(
             namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, generation
         )
-        if (
-            found is not None
-            and found.generation != generation
-            and np.frombuffer(records, np.uint8).any()
-        ):
-            text = "%s: its blocks are of generation %r and dropped: this start has %r"
+        why = ""
+        if Header.is_older(os.pread(table_fd, HEADER_BYTES, 0)):
+            why = "they are of kvoffload 0.4"
+        elif found is None:
+            why = "" if TABLE in self._made_files else "the table is damaged"
+        elif not same_namespace:
+            why = f"{NAMESPACE} is damaged"
+        elif found.generation != generation and np.frombuffer(records, np.uint8).any():
             names = found.generation.name, generation.name
-            write_line(logging.WARNING, text, self.folder, *names)
+            why = "they are of generation {!r}, this start has {!r}".format(*names)
+        if why:
+            write_line(logging.WARNING, "%s: its blocks are dropped: %s", self.folder, why)
         if not same_namespace or found is None or replace(found, num_slots=num_slots) != header:
             records, stamps = memoryview(b""), np.empty(0, np.int64)
-        if Header.is_older(os.pread(table_fd, HEADER_BYTES, 0)):
-            write_line(
-                logging.WARNING, "%s: its blocks are of kvoffload 0.4 and dropped", self.folder
-            )
         self._grow_blocks(folder, header)
         self.header = header
         self.records = records
