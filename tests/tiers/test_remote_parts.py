@@ -466,6 +466,14 @@ def test_a_sweep_before_anything_was_stored_makes_nothing(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that cannot be made")
+def test_a_directory_that_cannot_be_made_has_failed() -> None:
+    with DirectoryTier("/proc/kv", 2**20, namespace=NAMESPACE, ack="stored") as tier:
+        tier.attach(Region.allocate(4, NAMESPACE.block_bytes))
+        assert run(tier, tier.put([b"k"], [0])).status.tolist() == [Status.FAILED]
+        assert run(tier, tier.get([b"k"], [1])).status.tolist() == [Status.FAILED]
+
+
 @pytest.mark.parametrize(("happens", "status"), [(False, Status.FAILED), (True, Status.OK)])
 def test_an_answer_of_a_file_server_may_be_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: bool, status: Status

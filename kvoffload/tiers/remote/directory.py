@@ -274,7 +274,7 @@ class DirectoryStore(RemoteStore):
     def status_of(self, error: Exception) -> Status:
         if isinstance(error, TimeoutError):
             return Status.TIMEOUT
-        return _status(error) if isinstance(error, OSError) else Status.FAILED
+        return status_of(error) if isinstance(error, OSError) else Status.FAILED
 
 
 class DirectoryTier(RemoteTier):
