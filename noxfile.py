@@ -644,13 +644,12 @@ def engine(session: nox.Session) -> None:
 
 @check("nightly")
 def everything(session: nox.Session) -> None:
-    """Every test without servers, both twins, at five times the budget; then Python's alone."""
+    """Every test without servers at five times the budget; README's in Python alone."""
     env = COMPILED | budget(5)
     long = ["-o", "faulthandler_timeout=900", "-m", "not servers", "tests"]
     run_tests(session, *PYTEST, *long, env=env)
     env = pure_clone(session) | NO_TRACES | budget(1)
-    chosen = ["-m", "not servers and not attack and not nightly", "tests"]
-    run_tests(session, *PYTEST, *chosen, name="everything-pure", env=env)
+    run_tests(session, *PYTEST, name="everything-pure", env=env)
 
 
 @check("nightly")
