@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from kvoffload.errors import describe
-
 from .generation import Generation
-from .options import BUILT_IN, split_url
+from .options import BUILT_IN, split_url, unknown_kind
+
+KEEPING = tuple(kind for kind in BUILT_IN if kind != "memory")
+"""The kinds of tiers whose blocks outlast the process."""
 
 
 class Deleted(NamedTuple):
@@ -17,6 +18,19 @@ class Deleted(NamedTuple):
 
     blocks: int
     nbytes: int
+
+
+def read_address(url: str, kinds: Sequence[str] = KEEPING) -> tuple[str, str, dict[str, str]]:
+    """Split the address of a tier of one of some kinds into its kind, place and options.
+
+    Raises TypeError or ValueError like `open_tier`, also without a place.
+    """
+    kind, place, options = split_url(url)
+    if kind not in kinds:
+        raise unknown_kind(url, kinds)
+    if not place:  # such as that of an unset variable, which would be the present folder
+        raise ValueError(f"url must name a place, as slab:/nvme/kv, got '{kind}:'")
+    return kind, place, options
 
 
 def delete_blocks(url: str, generation: str | None = None) -> Deleted:
@@ -44,12 +58,7 @@ def delete_blocks(url: str, generation: str | None = None) -> Deleted:
     -----
     Complexity: O(blocks). Engines may use a shared medium meanwhile; a slab must not be in use.
     """
-    kind, place, options = split_url(url)
-    keeping = [kind for kind in BUILT_IN if kind != "memory"]
-    if kind not in keeping:
-        raise ValueError(f"url must start with one of {', '.join(keeping)}, got {describe(url)}")
-    if not place:  # such as that of an unset variable, which would be the present folder
-        raise ValueError(f"url must name a place, as slab:/nvme/kv, got {describe(url)}")
+    kind, place, options = read_address(url)
     number = None if generation is None else Generation.of(generation).number
     delete: Callable[..., Iterator[Deleted]] = import_module(BUILT_IN[kind].module).delete_blocks
     parts = list(delete(f"{kind}:{place}", options, number))
