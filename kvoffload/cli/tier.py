@@ -60,6 +60,9 @@ def info(path: str, *, as_json: bool) -> None:
         if title != "generation" or set(cells) - {"-"}  # most have no name
     ]
     print_tables([path], [_names(found)], [[column] for column in columns])
+    for each in found:
+        if each.is_older:
+            note(f"{each.folder}: {slab.OLDER}")
 
 
 def _show_directory(url: str, place: str, *, as_json: bool) -> None:
@@ -138,7 +141,11 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder]) -> Iterator[Verdict]:
     )
 )
 @click.argument("url")
-@click.option("--generation", metavar="NAME", help="Delete the blocks of this generation.")
+@click.option(
+    "--generation",
+    metavar="NAME",
+    help="Delete the blocks of this generation; for dir:PATH also as tier info shows it.",
+)
 @click.option("--all", "everything", is_flag=True, help="Delete all blocks.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @quiet_option
@@ -167,7 +174,9 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool) -> 
         except ValueError as error:
             raise click.UsageError(str(error)) from error
     text = f"{deleted.blocks:,} blocks deleted, {bytes_text(deleted.nbytes)}"
-    if generation is not None and not deleted.blocks:
+    if generation is not None and not deleted.blocks and deleted.nbytes:
+        text += f": the empty slab of generation {generation!r} was deleted"
+    elif generation is not None and not deleted.blocks:
         text += f": no block of generation {generation!r} is there"
     note(text)
 
@@ -277,6 +286,7 @@ def _as_object(slab: SlabFolder) -> dict[str, object]:
         "stale": slab.num_stale,
         "disk_bytes": slab.disk_bytes,
         "pid": slab.pid,
-        "damaged": header is None,
+        "damaged": header is None and not slab.is_older,
+        "older": slab.is_older,
         "namespace": slab.namespace,
     }

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from .generation import Generation
+from .generation import NUMBER_BYTES, Generation
+from .namespace import is_hex
 from .options import BUILT_IN, split_url, unknown_kind
 
 KEEPING = tuple(kind for kind in BUILT_IN if kind != "memory")
@@ -41,7 +42,8 @@ def delete_blocks(url: str, generation: str | None = None) -> Deleted:
     url : str
         As for `open_tier`; of its options, only those that lead to the medium count.
     generation : str, optional
-        Only blocks of this generation; by default all.
+        Only blocks of this generation; by default all. In a directory also the number that
+        `find_blocks` has for it.
 
     Returns
     -------
@@ -59,7 +61,9 @@ def delete_blocks(url: str, generation: str | None = None) -> Deleted:
     Complexity: O(blocks). Engines may use a shared medium meanwhile; a slab must not be in use.
     """
     kind, place, options = read_address(url)
-    number = None if generation is None else Generation.of(generation).number
+    numbers = [None if generation is None else Generation.of(generation).number]
+    if generation is not None and kind == "dir" and is_hex(generation, NUMBER_BYTES):
+        numbers.append(int(generation, 16))  # it may be a name, too
     delete: Callable[..., Iterator[Deleted]] = import_module(BUILT_IN[kind].module).delete_blocks
-    parts = list(delete(f"{kind}:{place}", options, number))
+    parts = [part for number in numbers for part in delete(f"{kind}:{place}", options, number)]
     return Deleted(sum(part.blocks for part in parts), sum(part.nbytes for part in parts))

@@ -51,6 +51,11 @@ def read_header(fd: int) -> Header | None:
     return Header.unpack(os.pread(fd, HEADER_BYTES, 0))
 
 
+def is_older(fd: int) -> bool:
+    """Return whether a table is of kvoffload 0.4, whose blocks a tier drops."""
+    return Header.is_older(os.pread(fd, HEADER_BYTES, 0))
+
+
 def data_pieces(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each piece of data in a range of a file.
 
@@ -247,7 +252,7 @@ class SlabFiles:
             write_line(logging.WARNING, text, self.folder, *names)
         if not same_namespace or found is None or replace(found, num_slots=num_slots) != header:
             records, stamps = memoryview(b""), np.empty(0, np.int64)
-        if Header.is_older(os.pread(table_fd, HEADER_BYTES, 0)):
+        if is_older(table_fd):
             write_line(
                 logging.WARNING, "%s: its blocks are of kvoffload 0.4 and dropped", self.folder
             )
