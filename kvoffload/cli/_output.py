@@ -189,7 +189,7 @@ def csv_option(row: str) -> Callable[[CommandFunction], CommandFunction]:
     """Return the option for a file of values, a line per `row`."""
     return click.option(
         "--csv",
-        metavar="FILE",
+        metavar="FILE|-",
         help=f"Write one line per {row}, comma-separated, to FILE; - prints the lines instead of "
         "the tables.",
     )
