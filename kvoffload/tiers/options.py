@@ -117,7 +117,7 @@ def flag(text: str) -> bool:
     """Return a truth value; ValueError if the text is not one."""
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.lower() not in known:
-        raise ValueError(f"must be true or false, got {describe(text)}")
+        raise ValueError(f"must be yes or no, got {describe(text)}")
     return known[text.lower()]
 
 
