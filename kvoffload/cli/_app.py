@@ -126,8 +126,9 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
             commands = [root.get_command(context, command) for command in SUMMARIES]
         have = [str(one.name) for one in commands if one and _option(one, name)]
         hint = f"it is an option of {', '.join(have)}" if have else None
-    if isinstance(error, click.BadOptionUsage) and "requires" in error.message:
-        hint = getattr(_option(root.commands[arguments[0]], name), "metavar", None)
+    command = root.commands.get(arguments[0]) if arguments else None
+    if command and isinstance(error, click.BadOptionUsage) and "requires" in error.message:
+        hint = getattr(_option(command, name), "metavar", None)
     return f"{error.message.removesuffix('.')}: {hint}." if hint else text
 
 

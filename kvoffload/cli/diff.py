@@ -86,7 +86,8 @@ def _read(path: str) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
     try:
         found = json.loads(data)
         rows = [_row(found, dict(row)) for row in found.pop("results")]
-        {_which(row) for row in rows}  # raises for values that cannot be compared
+        for row in rows:  # raise for values that cannot be compared
+            hash((_which(row), _which(row, in_blocks=True)))
         return found, rows
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise click.UsageError(
