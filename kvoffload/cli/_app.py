@@ -20,7 +20,7 @@ from kvoffload._interrupts import INTERRUPTED
 from kvoffload._printable import printable
 from kvoffload.errors import MissingExtraError
 
-from ._group import SUMMARIES, RootGroup, present_name
+from ._group import SUMMARIES, RootGroup
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -29,10 +29,20 @@ NO_READER = BY_SIGNAL + 13  # SIGPIPE, which ends other commands
 COMPLETION = "_KVOFFLOAD_COMPLETE"  # set by a shell that asks click for completions
 
 
-@click.group(
-    cls=RootGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": present_name},
-)
+INSTEAD = {
+    "--capacities": "it is called --capacity",
+    "--columns": "it is called --fields",
+    "--device-blocks": "it is called --device-memory",
+    "--memory": "it is called --capacity, where a number without a unit means blocks",
+    "--policies": "it is called --policy",
+    "--processes": "it is called --jobs",
+    "--router-config": "the page 'Configure the router of a stack' has the settings",
+    "forget": "kvoffload tier delete PATH --all deletes blocks",
+}
+"""What to write instead of options and commands of earlier versions."""
+
+
+@click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({IMPLEMENTATION})")
 def root() -> None:
     """Replay request traces through the cache managers of KV-cache offloading."""
@@ -50,8 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # a signal, or click's completion
         return int(end.code or 0)
     except click.ClickException as error:
-        text = _whose_option(error) if isinstance(error, click.NoSuchOption) else None
-        return _fail(text or " ".join(error.format_message().split()), USAGE_ERROR)
+        return _fail(_explained(error, arguments), USAGE_ERROR)
     except (MissingExtraError, PolicyError) as error:  # or a user's policy is at fault
         return _fail(str(error), USAGE_ERROR)
     except OSError as error:
@@ -107,18 +116,24 @@ def _invoke(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _whose_option(error: click.NoSuchOption) -> str | None:
-    """Return an error that names the commands with this option, or None if none has it."""
-    name = error.option_name
-    with click.Context(root) as context:
-        commands = [root.get_command(context, command) for command in SUMMARIES]
-    have = [
-        command.name
-        for command in commands
-        if command and any(name in parameter.opts for parameter in command.params)
-    ]
-    listed = ", ".join(map(str, have))
-    return f"No such option {name!r}: it is an option of {listed}." if have else None
+def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """Return the text of an error on one line, with what to write instead if that is known."""
+    text = " ".join(error.format_message().split())
+    name = getattr(error, "option_name", None) or getattr(error, "command_name", None)
+    hint = INSTEAD.get(name or "")
+    if hint is None and isinstance(error, click.NoSuchOption):
+        with click.Context(root) as context:
+            commands = [root.get_command(context, command) for command in SUMMARIES]
+        have = [str(one.name) for one in commands if one and _option(one, name)]
+        hint = f"it is an option of {', '.join(have)}" if have else None
+    command = root.commands.get(arguments[0]) if arguments else None
+    if command and isinstance(error, click.BadOptionUsage) and "requires" in error.message:
+        hint = getattr(_option(command, name), "metavar", None)
+    return f"{error.message.removesuffix('.')}: {hint}." if hint else text
+
+
+def _option(command: click.Command, name: str | None) -> click.Parameter | None:
+    return next((option for option in command.params if name in option.opts), None)
 
 
 def _is_of_own_policy(error: OSError) -> bool:

@@ -1,4 +1,4 @@
-"""Commands with subcommands, and the earlier names of options."""
+"""Commands with subcommands."""
 
 from __future__ import annotations
 
@@ -69,26 +69,3 @@ class RootGroup(Group):
         """Write the list of the commands, each with its whole summary."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(SUMMARIES.items()))
-
-
-_EARLIER_NAMES = {
-    "policies": "policy",
-    "capacities": "capacity",
-    "memory": "capacity",
-    "processes": "jobs",
-    "device-blocks": "device-memory",
-}
-
-
-def present_name(name: str) -> str:
-    """Return the current name of an option; print a note, once, if it has been renamed."""
-    present = _EARLIER_NAMES.get(name)
-    context = click.get_current_context(silent=True)
-    if present is None:
-        return name
-    noted = set() if context is None else context.find_root().meta.setdefault(__name__, set())
-    if name not in noted:
-        noted.add(name)
-        remark = "; a number without a unit means blocks" if name == "memory" else ""
-        click.echo(f"note: --{name} is now called --{present}{remark}", err=True)
-    return present

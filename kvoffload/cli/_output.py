@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NoReturn, Protocol
 
 import click
 
@@ -18,7 +19,7 @@ from kvoffload._extras import require
 from kvoffload.errors import describe
 from kvoffload.traces import Request, write_requests
 from kvoffload.traces.formats.mooncake import MOONCAKE
-from kvoffload.traces.lines import STDIN
+from kvoffload.traces.lines import STARTS, STDIN
 from kvoffload.traces.oracle_general import ORACLE_GENERAL, is_named_oracle_general
 from kvoffload.traces.outputs import check_output, open_output, own_descriptor
 from kvoffload.traces.writer import packed_output
@@ -30,6 +31,8 @@ from ._terminal import csv_text, is_quiet, print_json
 
 STDOUT = "-"
 TRACE = "TRACE"
+OF_TRACES = ("--output", "--results")
+"""The options whose files may replace a trace or extend lines of JSON: they write such."""
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -56,15 +59,21 @@ def check_outputs(
     """Check that a command can write `files`, by option, and to standard output if it `prints`.
 
     Options whose file is appended to are in `append`; `traces` are the inputs as given. If two of
-    all these are one file, a usage error is raised before anything is opened. An OSError names a
-    file that cannot be written.
+    all these are one file, a usage error is raised before anything is opened, and so if a name is
+    an option or trace that an option without a value took. An OSError names a file that cannot be
+    written.
     """
     given = {option: name for option, name in (files or {}).items() if name is not None}
+    for option, name in given.items():
+        if name.startswith("-"):
+            _refuse(option, "must name a file, with ./ before a -", name)
     _check_apart(traces, given, prints=prints)
     if prints:
         check_standard_output()
     for option, name in given.items():
         check_output(name, append=option in append)
+        if option not in OF_TRACES and _is_trace(name):
+            _refuse(option, "must not replace a trace, JSON or a compressed file", name)
 
 
 def check_output_option(traces: Sequence[str], output: str, to: str = MOONCAKE.name) -> None:
@@ -180,7 +189,7 @@ def csv_option(row: str) -> Callable[[CommandFunction], CommandFunction]:
     """Return the option for a file of values, a line per `row`."""
     return click.option(
         "--csv",
-        metavar="FILE",
+        metavar="FILE|-",
         help=f"Write one line per {row}, comma-separated, to FILE; - prints the lines instead of "
         "the tables.",
     )
@@ -191,6 +200,20 @@ def read_picture(text: str) -> str:
     if not text.lower().endswith(PICTURES):
         raise ValueError(f"must end in {', '.join(PICTURES)}, got {describe(text)}")
     return text
+
+
+def _refuse(option: str, rule: str, name: str) -> NoReturn:
+    hint = "; - prints it" if option == "--csv" else ""
+    raise click.UsageError(f"{option} {rule}, got {name!r}{hint}")
+
+
+def _is_trace(name: str) -> bool:
+    """Return whether a file that would be replaced begins as JSON or compressed data does."""
+    if own_descriptor(name) is not None or not Path(name).is_file():
+        return False
+    with contextlib.suppress(OSError), Path(name).open("rb") as file:
+        return file.read(64).lstrip(b"\xef\xbb\xbf\r\n\t ").startswith((b"{", b"[", *STARTS))
+    return False
 
 
 def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:

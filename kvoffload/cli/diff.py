@@ -43,7 +43,10 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
     Rows of one configuration stand beside each other.
     """
     check_outputs((before, now))
-    (was, old), (head, new) = _read(before), _read(now)
+    (was, old_rows), (head, new_rows) = _read(before), _read(now)
+    in_blocks = any("tier_given" not in row for row in (*old_rows, *new_rows))
+    old = {_which(row, in_blocks=in_blocks): row for row in old_rows}
+    new = {_which(row, in_blocks=in_blocks): row for row in new_rows}
     shared = [which for which in new if which in old]
     if not shared:
         raise click.UsageError("BEFORE and NOW must share a configuration, got none")
@@ -74,16 +77,18 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
     print_tables(title, leading, columns)
 
 
-def _read(path: str) -> tuple[dict[str, Any], dict[tuple[Any, ...], Mapping[str, Any]]]:
-    """Return what a file says of all its rows, and the rows by their configuration."""
+def _read(path: str) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """Return what a file says of all its rows, and the rows."""
     with Path(path).open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise click.UsageError(f"{path} must have at most {MOST_BYTES:,} bytes, got more")
     try:
         found = json.loads(data)
-        rows = [_flat(dict(row)) for row in found.pop("results")]
-        return found, {_which(row): {"stored": row.get("host_stored"), **row} for row in rows}
+        rows = [_row(found, dict(row)) for row in found.pop("results")]
+        for row in rows:  # raise for values that cannot be compared
+            hash((_which(row), _which(row, in_blocks=True)))
+        return found, rows
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise click.UsageError(
             f"{path} {_RULE}, got {describe(data[:40].decode(errors='replace'))}"
@@ -101,12 +106,24 @@ def _flat(values: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def _which(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the configuration of a row; one of 0.4 has the words for its capacity elsewhere."""
+def _row(head: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with the fields of 0.5, also if it is of 0.4."""
+    row = {"device_blocks": head.get("device_blocks", 0), **_flat(values)}
+    row.setdefault("stored", row.get("host_stored"))
     if "capacity_given" not in row:
-        row = {**row, "capacity_given": str(row["capacity"])}
+        row["capacity_given"] = str(row["capacity"])
+    if "engines" not in row and row["device_blocks"]:  # of 0.4: without the accelerator's hits
+        row.pop("token_hit_ratio", None)
     if not isinstance(row["policy"], str):
         raise TypeError(f"policy must be a string, got {describe(row['policy'])}")
+    return row
+
+
+def _which(row: Mapping[str, Any], *, in_blocks: bool = False) -> tuple[Any, ...]:
+    """Return the configuration of a row, with its tier `in_blocks`: 0.4 has no words for it."""
+    if in_blocks:
+        tier = {"private": "own"}.get(row.get("tier", ""), row.get("tier"))
+        row = {**row, "tier_given": tier and f"{tier} {row.get('tier_blocks')}"}
     return tuple(row.get(name, default) for name, default in WHICH.items())
 
 

@@ -156,6 +156,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 @click.option(
     "--closed-loop",
     type=click.Choice(["closed", RECORDED]),
+    metavar=f"closed|{RECORDED}",
     help="Send each request of a session only after the previous one was answered: by the engines "
     "(closed), or after as long as recorded (recorded).",
 )

@@ -43,11 +43,12 @@ def info(path: str, *, as_json: bool) -> None:
     PATH is the folder that a tier was opened with, or the folder of one slab in it. A slab may be
     in use. dir:PATH lists the blocks of a shared directory, by model and generation.
     """
-    if path.startswith("dir:"):
-        _show_directory(path, as_json=as_json)
+    kind, place = _address(path, "dir", "slab")
+    if kind == "dir":
+        _show_directory(path, place, as_json=as_json)
         return
     with _slabs() as slab:
-        found = slab.find_slabs(path.removeprefix("slab:"))
+        found = slab.find_slabs(place)
     if as_json:
         print_json({"path": path, "slabs": [_as_object(slab) for slab in found]})
         return
@@ -59,14 +60,17 @@ def info(path: str, *, as_json: bool) -> None:
         if title != "generation" or set(cells) - {"-"}  # most have no name
     ]
     print_tables([path], [_names(found)], [[column] for column in columns])
+    for each in found:
+        if each.is_older:
+            note(f"{each.folder}: {slab.OLDER}")
 
 
-def _show_directory(url: str, *, as_json: bool) -> None:
+def _show_directory(url: str, place: str, *, as_json: bool) -> None:
     """Print what a shared directory has."""
     with _slabs():
         from kvoffload.tiers.remote.directory import find_blocks
 
-        found = list(find_blocks(url.removeprefix("dir:")))
+        found = list(find_blocks(place))
         if not found:
             raise OSError(f"{url}: no blocks are here")
     if as_json:
@@ -93,10 +97,9 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if a block
     is corrupt or a slab is in use.
     """
-    if path.startswith("dir:"):
-        raise click.UsageError(f"PATH must be a folder of slabs, got {describe(path)}")
+    _, place = _address(path, "slab")
     with _slabs() as slab:
-        found = slab.find_slabs(path.removeprefix("slab:"))
+        found = slab.find_slabs(place)
         verdicts = list(_verdicts(slab, found))
     if as_json:
         rows = [
@@ -138,7 +141,11 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder]) -> Iterator[Verdict]:
     )
 )
 @click.argument("url")
-@click.option("--generation", metavar="NAME", help="Delete the blocks of this generation.")
+@click.option(
+    "--generation",
+    metavar="NAME",
+    help="Delete the blocks of this generation; for dir:PATH also as tier info shows it.",
+)
 @click.option("--all", "everything", is_flag=True, help="Delete all blocks.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @quiet_option
@@ -153,10 +160,11 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool) -> 
         raise click.UsageError("give one of --generation NAME and --all")
     with _slabs():
         from kvoffload.tiers.deletion import delete_blocks
-    if ":" not in url or url.startswith(("/", ".")):
+    if _is_folder(url):
         if "?" in url:  # what follows would count as options, and another folder be deleted
             raise click.UsageError(f"URL must be a folder without ?, got {describe(url)}")
         url = f"slab:{url}"
+    _address(url)
     what = "all blocks" if generation is None else f"the blocks of generation {generation!r}"
     if not yes and not _confirms(f"Delete {what} at {_shown(url)}?"):
         raise OSError("nothing deleted; --yes deletes without asking")
@@ -166,9 +174,31 @@ def delete(url: str, *, generation: str | None, everything: bool, yes: bool) -> 
         except ValueError as error:
             raise click.UsageError(str(error)) from error
     text = f"{deleted.blocks:,} blocks deleted, {bytes_text(deleted.nbytes)}"
-    if generation is not None and not deleted.blocks:
+    if generation is not None and not deleted.blocks and deleted.nbytes:
+        text += f": the empty slab of generation {generation!r} was deleted"
+    elif generation is not None and not deleted.blocks:
         text += f": no block of generation {generation!r} is there"
     note(text)
+
+
+def _is_folder(url: str) -> bool:
+    return ":" not in url or url.startswith(("/", "."))
+
+
+def _address(url: str, *kinds: str) -> tuple[str, str]:
+    """Return the kind and the place of an address, or of a folder of slabs.
+
+    Another kind than `kinds`, by default all that keep blocks, is a usage error.
+    """
+    if _is_folder(url):
+        return "slab", url
+    with _slabs():
+        from kvoffload.tiers.deletion import KEEPING, read_address
+    try:
+        kind, place, _ = read_address(url, kinds or KEEPING)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return kind, place
 
 
 def _confirms(question: str) -> bool:
@@ -256,6 +286,7 @@ def _as_object(slab: SlabFolder) -> dict[str, object]:
         "stale": slab.num_stale,
         "disk_bytes": slab.disk_bytes,
         "pid": slab.pid,
-        "damaged": header is None,
+        "damaged": header is None and not slab.is_older,
+        "older": slab.is_older,
         "namespace": slab.namespace,
     }

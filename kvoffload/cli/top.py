@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -83,18 +83,18 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
     fleet = _Fleet([_address(url) for url in urls])
     engines, faults = fleet.look()
     if not engines:
-        raise OSError(faults[0])
-    for fault in faults:
-        note(fault)
+        raise OSError(": ".join(next(iter(faults.items()))))
+    for fault in faults.items():
+        note(": ".join(fault))
     from kvoffload.watch.scraped import view
 
     if as_json:
-        print_json(_as_object(view(engines)))
+        print_json({**_as_object(view(engines)), "faults": faults})
         return
     console = Console(highlight=False)
     if once:
         with console.capture() as captured:
-            console.print(screen(view(engines), "since the start", (), console.width))
+            console.print(screen(view(engines), "since the start", {}, console.width))
         click.echo(captured.get(), nl=False)
         return
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
@@ -117,7 +117,8 @@ def _address(url: str) -> str:
             raise click.UsageError("URL must be without a user and a password, got it with one")
         _ = parts.port
     except ValueError as error:
-        raise click.UsageError(f"URL must be an address of http or https, got {url!r}") from error
+        rule = "must be an address of http or https, with a port of at most 65535"
+        raise click.UsageError(f"URL {rule}, got {url!r}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise click.UsageError(f"URL must be an address of http or https, got {url!r}")
     path = parts.path if parts.path not in ("", "/") else "/metrics"
@@ -131,14 +132,14 @@ class _Fleet:
         self._urls = list(dict.fromkeys(urls))
         self._open: dict[str, _Look] = {}
 
-    def look(self) -> tuple[list[Engine], list[str]]:
-        """Scrape all URLs; return the watches, and a message for each URL without one.
+    def look(self) -> tuple[list[Engine], dict[str, str]]:
+        """Scrape all URLs; return the watches, and the reason for each URL without one.
 
         A scrape that is late, such as one that waits for a name server, is not repeated while it
         lasts.
         """
         engines: list[Engine] = []
-        faults = []
+        faults = {}
         late = {url: look for url, look in self._open.items() if look.is_alive()}
         self._open = {url: late.get(url) or _Look(url) for url in self._urls}
         deadline = time.monotonic() + TIMEOUT
@@ -146,9 +147,9 @@ class _Fleet:
             if url not in late:
                 look.join(max(0.0, deadline - time.monotonic()))
             if look.is_alive():
-                faults.append(f"{url}: {_LATE.format(TIMEOUT)}")
+                faults[url] = _LATE.format(TIMEOUT)
             elif look.fault is not None:
-                faults.append(f"{url}: {_cut(look.fault)}")
+                faults[url] = _cut(look.fault)
             else:
                 engines += look.engines
         return engines, faults
@@ -214,7 +215,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_OF_FAULT else f"{text[:MOST_OF_FAULT]}…"
 
 
-def screen(view: View, since: str, faults: Sequence[str], width: int) -> RenderableType:
+def screen(view: View, since: str, faults: Mapping[str, str], width: int) -> RenderableType:
     """Draw one scrape: sums, the span of the counters, and the URLs that did not answer."""
     parts: list[RenderableType] = [_headline(view, since), Text()]
     parts.append(_curve(view, width))
@@ -228,7 +229,7 @@ def screen(view: View, since: str, faults: Sequence[str], width: int) -> Rendera
         parts.append(_trials(view.hint_trials))
     if view.advice:
         parts += [Text(), *(Text(printable(line), style="bold green") for line in view.advice)]
-    parts += [Text(printable(fault), style="red") for fault in faults]
+    parts += [Text(printable(": ".join(fault)), style="red") for fault in faults.items()]
     return Group(*parts)
 
 

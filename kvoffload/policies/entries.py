@@ -131,4 +131,5 @@ class Entry:
             if option.name == name:
                 return option
         known = ", ".join(option.name for option in self.options) or "none"
+        known += "; use hit-density" if name == "hints" else ""  # lru?hints=1 of 0.4
         raise ValueError(f"{self.name} has no option {describe(name)} (known: {known})")

@@ -9,7 +9,7 @@ callable that takes the place, the namespace and the options as keywords, all te
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias, TypedDict
@@ -117,7 +117,7 @@ def flag(text: str) -> bool:
     """Return a truth value; ValueError if the text is not one."""
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.lower() not in known:
-        raise ValueError(f"must be true or false, got {describe(text)}")
+        raise ValueError(f"must be yes or no, got {describe(text)}")
     return known[text.lower()]
 
 
@@ -242,9 +242,7 @@ def open_tier(url: str, namespace: Namespace, generation: str = "") -> Tier:
         options["generation"] = generation
     kinds = _kinds(kind)
     if kind not in kinds:
-        known = ", ".join(sorted(kinds))
-        shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
-        raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
+        raise unknown_kind(url, sorted(kinds))
     opener = kinds[kind].load()
     try:
         tier: Tier = opener(place, namespace, **options)
@@ -277,6 +275,13 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
             raise ValueError(f"url: option {describe(option)} must be given once")
         options[option] = text
     return kind if colon else "", place, options
+
+
+def unknown_kind(url: str, known: Sequence[str]) -> ValueError:
+    """Return the error about an address of another kind; it shows no password."""
+    rule = f"{'one of ' if len(known) > 1 else ''}{', '.join(known)} and a colon"
+    shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
+    return ValueError(f"url must start with {rule}, got {shown}")
 
 
 def _kinds(kind: str) -> dict[str, EntryPoint]:

@@ -59,7 +59,8 @@ _OTHERS = {
     b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8 converts it"),
 }
 _READ_BYTES = 2**17
-_STARTS = (_GZIP, _ZSTD, *RECORDING.values(), *_OTHERS)
+STARTS = (_GZIP, _ZSTD, *RECORDING.values(), *_OTHERS)
+"""The first bytes of files that are compressed, or in another form than text."""
 START_BYTES = max(map(len, RECORDING.values()))
 _MANY_BLANK_LINES = 16  # in a row, after which many are skipped at a time
 
@@ -286,7 +287,7 @@ class _Resumed(io.RawIOBase):
 def _start(file: io.FileIO) -> bytes:
     """Read enough of a file to recognise its compression, however short the reads are."""
     start = b""
-    while any(len(start) < len(known) and known.startswith(start) for known in _STARTS):
+    while any(len(start) < len(known) and known.startswith(start) for known in STARTS):
         piece = file.read(START_BYTES - len(start))
         if not piece:
             break

@@ -35,7 +35,7 @@ def test_a_server_that_was_stopped_by_default_left_every_request(runs):
 def test_advise_reads_it_and_foretells_what_was_saved(runs):
     """With the device's cache in front, which is not quite the LRU that advise takes it for."""
     said = kvoffload(
-        *("advise", runs["lru"].trace, "--memory", f"{NUM_CHUNKS * CHUNK_BYTES}B"),
+        *("advise", runs["lru"].trace, "--capacity", f"{NUM_CHUNKS * CHUNK_BYTES}B"),
         *("--device-memory", f"{DEVICE_BLOCKS * CHUNK_BYTES}B"),
         *("--kv-bytes-per-token", CHUNK_BYTES // BLOCK_TOKENS, "--json"),
     )

@@ -85,7 +85,7 @@ ADDRESSES = [
     ("slab://kv?capacity=1MB", "a folder must be written as slab:kv or slab:/kv, got slab://"),
     ("slab:/nonexistent?capacity", "options must read option=value"),
     (f"{SLAB}&threads=two", "option threads must be a whole number"),
-    (f"{SLAB}&staged=maybe", "option staged must be true or false"),
+    (f"{SLAB}&staged=maybe", "option staged must be yes or no, got 'maybe'"),
     (f"{SLAB}&ack=never", "ack must be 'copied' or 'stored'"),
     ("slab:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
     (f"{SLAB}&policy=best", "url: policy must be one of"),

@@ -90,6 +90,10 @@ def test_info_of_a_directory(tmp_path: Path, command) -> None:
         for generation, count in (("", 8), ("step 5", 3)):
             tier.forget(generation)
             run_job(tier, tier.put([b"%d" % number for number in range(count)], range(count)))
+    for action in (["info"], ["verify"], ["delete", "--all", "--yes"]):
+        code, _, err = command(*action, tmp_path)
+        said = f"kvoffload: {tmp_path}: no slab is here; dir:{tmp_path} is a shared directory\n"
+        assert (code, err) == (1, said)
     (tmp_path / ("f" * 32)).symlink_to(tmp_path)  # not followed
     number = f"{Generation.of('step 5').number:016x}"
     code, out, err = command("info", f"dir:{tmp_path}")
@@ -186,6 +190,48 @@ def test_delete(slabs: Path, command) -> None:
     assert list(slabs.iterdir()) == []
     code, _, err = command("info", slabs)
     assert (code, err) == (1, f"kvoffload: {slabs}: no slab is here\n")
+
+
+def test_delete_a_generation_as_info_shows_it(tmp_path: Path, command) -> None:
+    """A name that reads like a number stays a name, too."""
+    number = f"{Generation.of('step 5').number:016x}"
+    with DirectoryTier(tmp_path, 2**24, namespace=SMALL, ack="stored") as tier:
+        tier.attach(Region.allocate(8, 4096))
+        for generation, count in (("step 5", 3), (number, 2), ("step 6", 1)):
+            tier.forget(generation)
+            run_job(tier, tier.put([b"%d" % key for key in range(count)], range(count)))
+    for said in (
+        "5 blocks deleted, 40 KiB",
+        f"0 blocks deleted, 0 B: no block of generation {number!r}",
+    ):
+        code, _, err = command("delete", f"dir:{tmp_path}", "--generation", number, "--yes")
+        assert (code, err.startswith(f"note: {said}")) == (0, True), err
+    assert len(list(tmp_path.rglob("*.kv"))) == 1
+
+
+def test_delete_an_empty_slab_of_a_generation(tmp_path: Path, command) -> None:
+    with FileTier(tmp_path, 48 * 4096, namespace=SMALL, generation="a") as tier:
+        folder = tier.folder
+    code, _, err = command("delete", tmp_path, "--generation", "a", "--yes")
+    assert (code, folder.exists()) == (0, False)
+    assert err.endswith(": the empty slab of generation 'a' was deleted\n")
+
+
+def test_a_slab_of_an_older_version(slabs: Path, command) -> None:
+    """A tier opens it empty; nothing is damaged."""
+    slab = slabs / SMALL.fingerprint.hex()
+    with (slab / "slots.tbl").open("r+b") as table:
+        for copy in (0, 2048):
+            table.seek(copy + 8)
+            table.write((1).to_bytes(4, "little"))
+    said = f"{slab}: its blocks are of kvoffload 0.4, and a tier opens it empty\n"
+    code, _, err = command("info", slab)
+    assert (code, err) == (0, f"note: {said}")
+    (found,) = json.loads(command("info", slab, "--json")[1])["slabs"]
+    assert (found["damaged"], found["older"], found["blocks"]) == (False, True, 0)
+    assert command("verify", slab) == (1, "", f"kvoffload: {said}")
+    with FileTier(slabs, 48 * 4096, namespace=SMALL) as tier:
+        assert tier.num_restored == 0
 
 
 def test_a_deletion_that_names_no_blocks_deletes_none(slabs: Path, command) -> None:

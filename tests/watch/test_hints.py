@@ -246,7 +246,7 @@ def test_hostile_names_pass_prometheus_and_top(twin: ModuleType) -> None:
     }
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(screen(found, "since the start", (), 120))
+        console.print(screen(found, "since the start", {}, 120))
     lines = captured.get().splitlines()
     assert all(line.isprintable() for line in lines)
     assert sum("(no name)" in line for line in lines) == 1

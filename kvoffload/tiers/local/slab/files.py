@@ -51,6 +51,11 @@ def read_header(fd: int) -> Header | None:
     return Header.unpack(os.pread(fd, HEADER_BYTES, 0))
 
 
+def is_older(fd: int) -> bool:
+    """Return whether a table is of kvoffload 0.4, whose blocks a tier drops."""
+    return Header.is_older(os.pread(fd, HEADER_BYTES, 0))
+
+
 def data_pieces(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each piece of data in a range of a file.
 
@@ -238,7 +243,7 @@ class SlabFiles:
             namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, generation
         )
         why = ""
-        if Header.is_older(os.pread(table_fd, HEADER_BYTES, 0)):
+        if is_older(table_fd):
             why = "they are of kvoffload 0.4"
         elif found is None:
             why = "" if TABLE in self._made_files else "the table is damaged"

@@ -16,13 +16,15 @@ from typing import Any
 from kvoffload.tiers.base import Closing, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.folder import transfer
-from kvoffload.tiers.namespace import FINGERPRINT_BYTES, fields_in, is_hex
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES, NAMESPACE, fields_in, is_hex
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
-from .files import data_pieces, read_header, read_seals
+from .files import data_pieces, is_older, read_header, read_seals
 from .folder import LockedFolder, OpenFolder, holder_of, lock_shared
 from .layout import BLOCKS, FILES, TABLE, Header
+
+OLDER = "its blocks are of kvoffload 0.4, and a tier opens it empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ class SlabFolder:
     namespace : dict
         Its namespace, from the JSON; empty if it cannot be read.
     header : Header or None
-        The table's header; None if it is damaged or missing.
+        The table's header; None if it is older, damaged or missing.
+    is_older : bool
+        Whether the table is of kvoffload 0.4, so that a tier opens it empty.
     num_blocks : int
         Slots with a valid seal.
     num_stale : int
@@ -50,6 +54,7 @@ class SlabFolder:
     folder: Path
     namespace: dict[str, Any]
     header: Header | None
+    is_older: bool
     num_blocks: int
     num_stale: int
     disk_bytes: int
@@ -97,7 +102,9 @@ def find_slabs(path: str | Path) -> list[SlabFolder]:
         if is_hex(entry.name, FINGERPRINT_BYTES) and _is_slab(Path(entry.path))
     )
     if not names:
-        raise TierError(f"{path}: no slab is here")
+        is_shared = any(os.path.lexists(Path(entry.path) / NAMESPACE) for entry in folders)
+        hint = f"; dir:{path} is a shared directory" if is_shared else ""
+        raise TierError(f"{path}: no slab is here{hint}")
     return [_look(path / name) for name in names]
 
 
@@ -115,9 +122,10 @@ def _is_slab(folder: Path) -> bool:
 def _look(path: Path) -> SlabFolder:
     num_blocks = num_stale = 0
     with OpenFolder(path) as folder:
-        header = None
+        header, older = None, False
         with contextlib.suppress(TierError, OSError):
             header = read_header(folder.keep(TABLE))
+            older = is_older(folder.files[TABLE])
         if header is not None:
             for seals, others in _valid_seals(folder.files[TABLE], header):
                 num_blocks += len(seals)
@@ -127,7 +135,7 @@ def _look(path: Path) -> SlabFolder:
         with contextlib.suppress(TierError, OSError):
             holder = holder_of(folder)
         return SlabFolder(
-            path, fields_in(folder), header, num_blocks, num_stale, disk_bytes, holder
+            path, fields_in(folder), header, older, num_blocks, num_stale, disk_bytes, holder
         )
 
 
@@ -152,7 +160,7 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     TierInUseError
         If another process has it open.
     TierError
-        If the table's header is damaged.
+        If the table's header is damaged, or of kvoffload 0.4.
     OSError
         If a file cannot be opened.
     """
@@ -161,6 +169,8 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
         lock_shared(opened)
         data_fd, table_fd = opened.keep(BLOCKS), opened.keep(TABLE)
         header = read_header(table_fd)
+        if is_older(table_fd):
+            raise TierError(f"{path}: {OLDER}")
         if header is None:
             raise TierError(f"{path}: the table is damaged, and no block can be found")
         seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
