@@ -243,7 +243,7 @@ def test_a_path_is_named_once(tmp_path: Path, monkeypatch) -> None:
     (slab / "blocks.dat").mkdir()
     for path, said in (
         ("file", r"^file/[0-9a-f]{32}: Not a directory$"),
-        ("x" * 300, r"^x+/[0-9a-f]{32}: File name too long$"),
+        ("x" * 300, r"^x+(/[0-9a-f]{32})?: File name too long$"),  # Python 3.14 meets x first
         ("folder", f"^{slab}/blocks.dat: Is a directory$"),
     ):
         with pytest.raises(TierError, match=said):
