@@ -39,7 +39,7 @@ INSTEAD = {
     "--router-config": "the page 'Configure the router of a stack' has the settings",
     "forget": "kvoffload tier delete PATH --all deletes blocks",
 }
-"""What to write instead of options and commands of earlier versions."""
+"""Options and commands of earlier versions, and the replacement of each."""
 
 
 @click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
