@@ -195,7 +195,7 @@ HINTS = (None, Hints(ends=True), Hints(expect_s=2.5, source="a"), Hints(expect_s
 def drive_policies(pair: Pair, generator: random.Random, *, look_after: int) -> None:
     """Make calls on both policies; compare results, and all that can be seen after some calls.
 
-    To look at densities is to have them computed, so between looks each twin does so by itself.
+    Looking at densities computes them; without looks, each twin decides when to.
     """
     for step in range(40):
         batch = generator.sample(MIXED, generator.randrange(1, 5))
@@ -243,7 +243,7 @@ def test_policies_without_their_managers_are_twins(twins: Twins, name: str, seed
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", registry.names())
-def test_policies_that_nobody_looks_at_are_twins(twins: Twins, name: str, seed: int) -> None:
+def test_policies_compared_by_results_only_are_twins(twins: Twins, name: str, seed: int) -> None:
     for number in range(max(1, round(300 * read_budget()))):
         generator = random.Random(seed + number)
         blocks = MIXED[: generator.randrange(1, 9)]
