@@ -163,14 +163,32 @@ cdef inline Py_ssize_t ring_renew_chain(
     """Move nodes to the most recent end, the one at `index` first; return the last one's index.
 
     The first is on the ring. Those before it in the batch move with it, all at once, as far as they
-    follow it on the list already, as the blocks of a prompt do that were last used together.
+    follow it on the list already, as the blocks of a prompt do that were last used together; or, if
+    it is the most recent, as far as they precede it, as those of a prompt do that were just stored.
     """
     cdef uint32_t first_id = node_ids[index]
+    cdef uint32_t before
     cdef Node* first = node_at(table, first_id)
     cdef Node* last = first
     kvo_require(first.ring == ring.id, "the node is on this ring")
     if first.flags & PARKED:
         ring_renew(table, ring, first_id, first)
+        return index
+    if first.next == NIL:
+        before = first.prev
+        while index and before != NIL and before == node_ids[index - 1]:
+            last.next = before
+            last = node_at(table, before)
+            before = last.prev
+            last.prev = node_ids[index]
+            index -= 1
+        first.prev = before
+        if before == NIL:
+            ring.oldest = first_id
+        else:
+            node_at(table, before).next = first_id
+        last.next = NIL
+        ring.newest = node_ids[index]
         return index
     while index and last.next != NIL and last.next == node_ids[index - 1]:
         index -= 1

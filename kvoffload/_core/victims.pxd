@@ -2,12 +2,13 @@
 
 Structure
     `victims_next` finds the next block of a ring that may leave and takes it provisionally;
-    `victims_find` only finds it. `victims_take` takes a block, wherever it is. Only these make a
-    block a victim, and never one that is in use, protected or a victim already. Afterwards
-    `victims_settle` ends the search and the policy removes each victim, or `victims_cancel` gives
-    all back. With a manager (``managed``), blocks that are passed over and
-    provisional victims are parked. In a policy without a manager, ``ref_cnt`` may change without
-    notice, so nothing is parked and a cursor walks the list.
+    `victims_find` only finds it. `victims_take` takes a block, wherever it is, and
+    `victims_take_oldest` those before the first that may not leave. Only these make a block a
+    victim, and never one that is in use, protected or a victim already. Afterwards `victims_settle`
+    ends the search and the policy removes each victim, or `victims_cancel` gives all back. With a
+    manager (``managed``), `victims_find` parks what it passes over and what it finds. In a policy
+    without a manager, ``ref_cnt`` may change without notice, so nothing is parked and a cursor
+    walks the list.
 Invariants
     Between calls of the policy no search is open: ``size`` is 0. Exactly the victims of an open
     search are CHOSEN; an evicted block loses the flag with its node or its block.
@@ -46,6 +47,9 @@ cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexc
 # Return the next block of the ring that may leave, parked if managed; NIL if no block may, or there
 # is no memory.
 cdef uint32_t victims_find(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept
+# Take and hash blocks from the old end of the list, up to `n` victims in all, before the first that
+# may not leave; none if a parked one comes first, or there is no memory. They stay on the list.
+cdef void victims_take_oldest(Victims* victims, Table* table, Ring* ring, uint64_t n) noexcept
 # Take the next block of the ring that may leave; False if no block may, or there is no memory.
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept
 # Take a block; False if it may not leave, or there is no memory.

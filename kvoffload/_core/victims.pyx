@@ -11,7 +11,15 @@ from kvoffload._core.ring cimport (
     ring_park,
     ring_unlist,
 )
-from kvoffload._core.table cimport CHOSEN, NIL, PARKED, Node, kvo_require, node_at
+from kvoffload._core.table cimport (
+    CHOSEN,
+    NIL,
+    PARKED,
+    Node,
+    hash_ahead,
+    kvo_require,
+    node_at,
+)
 
 cdef enum:
     FIRST_ROOM = 64
@@ -129,6 +137,22 @@ cdef uint32_t victims_find(Victims* victims, Table* table, Ring* ring, Cursor* c
             continue
         return node_id
     return NIL
+
+
+cdef void victims_take_oldest(Victims* victims, Table* table, Ring* ring, uint64_t n) noexcept:
+    cdef uint32_t node_id = ring.oldest
+    cdef Node* node
+    n = min(n, victims.size + ring.size)
+    if ring.num_listed or not grow_items(&victims.items, &victims.room, n):
+        return
+    while victims.size < n and node_id != NIL:
+        node = node_at(table, node_id)
+        if not evictable(table, node):
+            break
+        ring_fetch_ahead(table, node_id, node.next)
+        choose(victims, ring, node_id, node)
+        victims.items[victims.size - 1].hashed = hash_ahead(table, node)
+        node_id = node.next
 
 
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:

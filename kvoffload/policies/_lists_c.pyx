@@ -28,7 +28,14 @@ from kvoffload._core.table cimport (
     node_at,
     table_new_epoch,
 )
-from kvoffload._core.victims cimport Cursor, Victim, victims_find, victims_next, victims_settle
+from kvoffload._core.victims cimport (
+    Cursor,
+    Victim,
+    victims_find,
+    victims_next,
+    victims_settle,
+    victims_take_oldest,
+)
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
 from kvoffload.policies._lists import ARC, LFU, LRU, SLRU, ARCClassic
@@ -124,6 +131,7 @@ cdef class Lists(CompiledPolicy):
             self.turn = (first + later) % self.num_lists
             ring = &self.rings[self.turn]
             cursor.started = False
+            victims_take_oldest(&self.victims, self.table, ring, n)
             while self.victims.size < n:
                 if not victims_next(&self.victims, self.table, ring, &cursor):
                     break
