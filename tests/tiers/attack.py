@@ -23,7 +23,7 @@ from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier, TierInUseError
 from kvoffload.tiers.engine.tier import ComposedTier
 from tests.conftest import read_budget
-from tests.tiers.inside import let_probe, set_clock, settle
+from tests.tiers.inside import attached, let_probe, set_clock, settle
 
 STATED_BUDGET = 20
 BLOCK_BYTES = 16_384
@@ -112,9 +112,7 @@ def kill(child: int) -> None:
 def open_slab(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]:
     """Open a slab and give it a region of 32 blocks."""
     tier = FileTier(path, num_blocks * BLOCK_BYTES, namespace=NAMESPACE, **options)
-    region = Region.allocate(32, BLOCK_BYTES)
-    tier.attach(region)
-    return tier, region
+    return tier, attached(tier, 32)
 
 
 def open_when_free(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]:

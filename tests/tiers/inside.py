@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvoffload.testing.tiers import PATIENCE_S
-from kvoffload.tiers import DirectoryTier, FileTier, Tier
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
+from kvoffload.tiers import DirectoryTier, FileTier, Region, Tier
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.remote.tier import RemoteTier
 
@@ -20,6 +20,15 @@ class Clock:
 
     def time(self) -> float:
         return self.now
+
+
+def attached(tier: Tier, num_blocks: int, keys: Sequence[bytes] = ()) -> Region:
+    """Give a tier a region, whose first blocks have the bytes of keys."""
+    region = Region.allocate(num_blocks, tier.namespace.block_bytes)
+    tier.attach(region)
+    for block_id, key in enumerate(keys):
+        region.write(block_id, block_bytes_of(key, region.block_bytes))
+    return region
 
 
 def is_busy(tier: Tier) -> bool:

@@ -20,6 +20,7 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers.remote.tier import RemoteTier
+from tests.tiers.inside import wait_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,13 +41,8 @@ def free_port() -> int:
 def stop(process: int) -> None:
     """Stop a process, and wait until each of its threads has stopped."""
     os.kill(process, signal.SIGSTOP)
-    until = time.monotonic() + PATIENCE_S
-    while any(
-        task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T"
-        for task in Path(f"/proc/{process}/task").iterdir()
-    ):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    threads = Path(f"/proc/{process}/task")
+    wait_until(lambda: all(") T " in (path / "stat").read_text() for path in threads.iterdir()))
 
 
 class Server:

@@ -17,9 +17,10 @@ for module in ("click", "rich", "msgspec"):
 from kvoffload.cli import main  # noqa: E402
 from kvoffload.cli.tier import _shown  # noqa: E402
 from kvoffload.testing.tiers import run as run_job  # noqa: E402
-from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region  # noqa: E402
+from kvoffload.tiers import DirectoryTier, FileTier, Namespace  # noqa: E402
 from kvoffload.tiers.generation import Generation  # noqa: E402
 from kvoffload.tiers.local.slab import find_slabs  # noqa: E402
+from tests.tiers.inside import attached  # noqa: E402
 
 SMALL = Namespace("small", 4096, engine="test")
 LARGE = Namespace("large", 16_384)
@@ -30,8 +31,7 @@ def slabs(tmp_path: Path) -> Path:
     """Return a folder with two slabs, 12 blocks in each."""
     for namespace in (SMALL, LARGE):
         tier = FileTier(tmp_path / "kv", 48 * namespace.block_bytes, namespace=namespace)
-        region = Region.allocate(12, namespace.block_bytes)
-        tier.attach(region)
+        region = attached(tier, 12)
         region.array[:] = 5
         run_job(tier, tier.put([b"%d" % number for number in range(12)], range(12)))
         tier.close()
@@ -85,8 +85,7 @@ def test_info(slabs: Path, command) -> None:
 def test_info_of_a_directory(tmp_path: Path, command) -> None:
     """By model and generation, whose names only their engines know."""
     with DirectoryTier(tmp_path, 2**24, namespace=SMALL) as tier:
-        region = Region.allocate(8, 4096)
-        tier.attach(region)
+        attached(tier, 8)
         for generation, count in (("", 8), ("step 5", 3)):
             tier.forget(generation)
             run_job(tier, tier.put([b"%d" % number for number in range(count)], range(count)))
@@ -261,7 +260,7 @@ def test_delete_a_directory_that_an_engine_uses(tmp_path: Path, command, monkeyp
     late: list[str] = []
     remove = os.rmdir
     with DirectoryTier(tmp_path, 2**24, namespace=SMALL, ack="stored") as tier:
-        tier.attach(Region.allocate(8, 4096))
+        attached(tier, 8)
         for generation in ("", "step 5"):
             tier.forget(generation)
             run_job(tier, tier.put([b"1", b"2"], [0, 1]))

@@ -17,7 +17,7 @@ from kvoffload.testing.tiers import PATIENCE_S, refused_as_foreign, run
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Status, TieredStore
 from kvoffload.tiers.engine.tier import ComposedTier
 from tests.isolated.scripts import run_script
-from tests.tiers.inside import is_busy
+from tests.tiers.inside import attached, is_busy
 
 from .attack import start
 from .test_tiered_store import calls_of_store
@@ -52,8 +52,7 @@ def test_a_child_of_a_busy_process_neither_waits_nor_writes(
     tier: ComposedTier, tmp_path: Path
 ) -> None:
     """Threads hold the pool's lock at any time; numbers of closed descriptors are used again."""
-    region = Region.allocate(64, BLOCK)
-    tier.attach(region)
+    region = attached(tier, 64)
     stop = threading.Event()
 
     def work() -> None:

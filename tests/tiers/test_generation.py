@@ -36,7 +36,7 @@ from kvoffload.tiers import (
 from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.generation import Generation, GenerationSource
 from tests.tiers.attack import report, rounds
-from tests.tiers.inside import ask_anew, is_busy
+from tests.tiers.inside import ask_anew, attached, is_busy
 from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 from tests.tiers.test_remote_parts import DictStore
 
@@ -70,7 +70,7 @@ def test_a_slab_that_starts_with_another_name_says_what_it_drops(
 ) -> None:
     url = f"slab:{tmp_path}?capacity=1MB"
     with open_tier(url, NAMESPACE, generation="step 1") as tier:
-        tier.attach(Region.allocate(4, BLOCK))
+        attached(tier, 4)
         run(tier, tier.put(KEYS[:2], [0, 1]))
     for name, restored in (("step 1", 2), ("", 0), ("step 1", 0)):
         with open_tier(url, NAMESPACE, generation=name) as tier:
@@ -89,7 +89,7 @@ def test_a_damaged_slab_opens_empty_and_says_so_once(
     for restored in (0, 0, 2):
         with open_tier(url, NAMESPACE) as tier:
             assert tier.stats()["restored"] == restored
-            tier.attach(Region.allocate(4, BLOCK))
+            attached(tier, 4)
             run(tier, tier.put(KEYS[:2], [0, 1]))
         if not caplog.messages:
             (file,) = tmp_path.rglob(name)
@@ -352,7 +352,7 @@ def test_what_was_discarded_does_not_come_back_with_its_generation(tmp_path: Pat
     with in_directory(tmp_path)(0, "") as tier:
         tier.discard(KEYS[:1])  # there are no threads
         tier.forget("step 1")
-        tier.attach(Region.allocate(4, BLOCK))
+        attached(tier, 4)
         tier.forget("")
         assert tier.state(KEYS[0]) == State.MISS
 

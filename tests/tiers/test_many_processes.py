@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
-from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status, Tier
+from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import kill, report, rounds, start
-from tests.tiers.inside import ask_anew
+from tests.tiers.inside import ask_anew, attached
 from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 
 pytestmark = pytest.mark.servers
@@ -30,12 +30,6 @@ PROCESSES = 8
 
 def data(key: bytes, model: int) -> bytes:
     return block_bytes_of(key + b"%d" % model, BLOCK)
-
-
-def attached(tier: Tier) -> Region:
-    region = Region.allocate(len(KEYS), BLOCK)
-    tier.attach(region)
-    return region
 
 
 def check(tier: RemoteTier, region: Region, places: list[int], model: int) -> int:
@@ -54,7 +48,7 @@ def churn(opener: Callable[[Namespace], RemoteTier], number: int, times: int) ->
     """Put and get, over and over; end with an error at the first wrong byte."""
     model, chance = number % 2, random.Random(number)
     tier = opener(NAMESPACES[model])
-    region = attached(tier)
+    region = attached(tier, len(KEYS))
     for _ in range(times):
         places = chance.sample(range(len(KEYS)), 12)
         for place in places:
@@ -84,7 +78,7 @@ def attack(opener: Callable[[Namespace], RemoteTier], times: int) -> None:
     found = []
     for model, namespace in enumerate(NAMESPACES):
         tier = opener(namespace)
-        region = attached(tier)
+        region = attached(tier, len(KEYS))
         found.append(check(tier, region, list(range(len(KEYS))), model))
         assert tier.close(PATIENCE_S)
     report(f"{PROCESSES} processes, two killed, {times} rounds each: {found} blocks, all right")

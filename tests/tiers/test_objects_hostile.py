@@ -32,7 +32,7 @@ from kvoffload.tiers.remote.objects_client import (
     ObjectsClientError,
 )
 from tests.tiers.attack import report, rounds, start
-from tests.tiers.inside import descriptors, medium_of, wait_until
+from tests.tiers.inside import attached, descriptors, medium_of, wait_until
 from tests.tiers.servers import patient, s3_options, stop
 
 pytestmark = pytest.mark.servers
@@ -300,10 +300,7 @@ def opened(server: HostileServer) -> Iterator[tuple[ObjectTier, Region]]:
     tier = patient(ObjectTier)(
         "s3://gated/kv", threads=2, ack="stored", name="gated", **options_of(server.port)
     )
-    region = Region.allocate(16, BLOCK)
-    tier.attach(region)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, block_bytes_of(key, BLOCK))
+    region = attached(tier, 16, KEYS)
     run(tier, tier.query(KEYS[:1]))
     assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
     server.waiting.clear()
@@ -433,9 +430,7 @@ time.sleep(600)
             sockets = medium_of(tier)._client._process._sockets
             assert all(each.fileno() < 0 for each in sockets), "they are the parent's"
             own = patient(ObjectTier)("s3://gated/kv", threads=2, **options_of(server.port))
-            own_region = Region.allocate(16, BLOCK)
-            own.attach(own_region)
-            assert has_all(own, own_region)
+            assert has_all(own, attached(own, 16))
             assert client_of(own) != client_of(tier)
             own.close(PATIENCE_S)
 

@@ -27,7 +27,7 @@ from kvoffload.tiers.engine.breaker import Breaker
 from kvoffload.tiers.options import ENTRY_POINTS
 from kvoffload.tiers.seal import SEAL_BYTES, stored_keys
 from tests.isolated.scripts import run_script
-from tests.tiers.inside import Clock
+from tests.tiers.inside import Clock, attached
 from tests.tiers.seals import Seal
 
 pytestmark = pytest.mark.fast
@@ -231,8 +231,7 @@ class TestSeal:
         """In a slab's table; the twin of seals in the tests makes the same."""
         namespace = Namespace("m", 4096)
         with FileTier(tmp_path, 2 * 4096, namespace=namespace) as tier:
-            region = Region.allocate(1, 4096)
-            tier.attach(region)
+            attached(tier, 1)
             run(tier, tier.put([b"key"], [0]))
             generation = tier._jobs.generation.number
             folder = tier.folder

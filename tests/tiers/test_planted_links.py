@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,7 +28,7 @@ from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.folder import MAX_DEPTH, Folder
 from kvoffload.tiers.remote.sweeper import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
-from tests.tiers.inside import ask_anew, doubt, medium_of, path_of, settle
+from tests.tiers.inside import ask_anew, attached, doubt, medium_of, path_of, settle
 from tests.tiers.planted import KINDS, NUMBER, Victim, everything
 from tests.tiers.seals import Seal
 
@@ -48,11 +49,7 @@ def open_tier(path: Path, capacity: int = 64, **options) -> tuple[DirectoryTier,
     tier = DirectoryTier(path, capacity * BLOCK, **options)
     if options["sweep_s"] > 1000:
         tier._files.on_written = lambda: None  # nor early
-    region = Region.allocate(2 * len(KEYS), BLOCK)
-    tier.attach(region)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, block_bytes_of(key, BLOCK))
-    return tier, region
+    return tier, attached(tier, 2 * len(KEYS), KEYS)
 
 
 @contextlib.contextmanager
@@ -593,12 +590,9 @@ class TestLease:
     @pytest.mark.parametrize("locks", [True, False])
     def test_one_has_it(self, tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where there are no locks, the file says who."""
-
-        def refuse(*_: object) -> None:
-            raise OSError(37, "No locks available")
-
         if not locks:
-            monkeypatch.setattr("fcntl.flock", refuse)
+            error = OSError(37, "No locks available")
+            monkeypatch.setattr("fcntl.flock", Mock(side_effect=error))
         folder = Folder.at(tmp_path)
         lease = Lease.take(folder, "lock")
         assert lease is not None

@@ -40,13 +40,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import new_fuse_disk, start_clock, stop_clock
-from tests.tiers.inside import (
-    ask_anew,
-    doubt,
-    medium_of,
-    number_of,
-    settle,
-)
+from tests.tiers.inside import ask_anew, attached, doubt, medium_of, number_of, settle
 from tests.tiers.servers import (
     Server,
     free_port,
@@ -89,7 +83,7 @@ class World:
 
     def open(self, **options) -> tuple[RemoteTier, Region]:
         tier = self.opener(self.server, **options)
-        return tier, attached(tier)
+        return tier, attached(tier, 128, KEYS)
 
 
 class FileServer(NamedTuple):
@@ -106,15 +100,6 @@ class FileServer(NamedTuple):
 
 def open_directory(path: Path, _: FileServer, **options) -> DirectoryTier:
     return DirectoryTier(path, 2**30, **{"namespace": NAMESPACE, **options})
-
-
-def attached(tier: Tier) -> Region:
-    """Give a tier a region, and the first 64 blocks of it the bytes of the keys."""
-    region = Region.allocate(128, BLOCK)
-    tier.attach(region)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, block_bytes_of(key, BLOCK))
-    return region
 
 
 @pytest.fixture(params=["redis", "s3"])
@@ -352,7 +337,7 @@ class TestRedisInTrouble:
         """A thousand bytes per second: the blocks of one get would take two minutes."""
         _, proxy = proxied
         tier = RedisTier(f"redis://127.0.0.1:{proxy.port}", threads=1, namespace=NAMESPACE)
-        region = attached(tier)
+        region = attached(tier, 128, KEYS)
         store(tier, 8)
         proxy.drips = True
         done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
@@ -384,7 +369,7 @@ class TestRedisInTrouble:
     ) -> None:
         _, proxy = proxied
         tier = RedisTier(f"redis://u:secret@127.0.0.1:{proxy.port}", namespace=NAMESPACE)
-        region = attached(tier)
+        region = attached(tier, 128, KEYS)
         proxy.reply = reply
         before = _resident()
         with caplog.at_level(logging.DEBUG):
@@ -483,7 +468,7 @@ class TestCredentials:
                 url = place.replace("//", f"//{'' if kind == 'redis, none' else user}")
                 tier = open_tier(f"{url}?name=kv", NAMESPACE)
                 assert tier.place == place
-            region = attached(tier)
+            region = attached(tier, 128, KEYS)
             if is_right:
                 store(tier, 4)
                 assert set(check(tier, region, 4)) == {Status.OK}
@@ -570,7 +555,7 @@ class TestTLS:
                 make_bucket(server, ssl.create_default_context(cafile=certificate))
             for opener in tiers:
                 with opener() as tier:
-                    region = attached(tier)
+                    region = attached(tier, 128, KEYS)
                     if opener is tiers[-1]:
                         store(tier, 4)
                         assert set(check(tier, region, 4)) == {Status.OK}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,6 @@ from kvoffload.tiers import (
     Block,
     DirectoryTier,
     Namespace,
-    Region,
     RemoteStore,
     RemoteTier,
     State,
@@ -27,7 +27,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
-from tests.tiers.inside import Clock, ask_anew, is_busy, let_probe, settle, wait_until
+from tests.tiers.inside import Clock, ask_anew, attached, is_busy, let_probe, settle, wait_until
 
 BLOCK = 4096
 KEYS = [b"key%d" % number for number in range(8)]
@@ -89,10 +89,7 @@ def world() -> Iterator[World]:
     """Give a store, its tier with a region, and all keys stored."""
     store = DictStore()
     tier = RemoteTier(store, TierOptions(threads=2, name="mine"))
-    region = Region.allocate(16, BLOCK)
-    tier.attach(region)
-    for place, key in enumerate(KEYS):
-        region.write(place, block_bytes_of(key, BLOCK))
+    region = attached(tier, 16, KEYS)
     assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
     settle(tier)
     yield World(store=store, tier=tier, region=region)
@@ -113,10 +110,6 @@ def query(world: World) -> list[int]:
     """Ask for all keys anew."""
     ask_anew(world.tier)
     return run(world.tier, world.tier.query(KEYS, PATIENCE_S)).status.tolist()
-
-
-def refuse(*_: object) -> None:
-    raise ValueError("no")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +138,7 @@ def test_an_error_is_a_status_and_its_text_is_not_logged(
         where = f" at {Path(__file__).name}:{line}" if status == Status.FAILED else ""
         assert f"tier 'mine' met {error.__name__}{where}: {status.name}" in caplog.text
     assert "secret" not in caplog.text
-    world.store.status_of = refuse
+    world.store.status_of = Mock(side_effect=ValueError)
     assert query(world) == get(world) == [Status.FAILED] * 8
 
 
@@ -203,7 +196,7 @@ def test_what_is_discarded_in_two_generations_comes_back_in_none(world: World) -
     tier.forget("two")
     run(tier, tier.put(KEYS[:1], [0], PATIENCE_S))
     settle(tier)
-    world.store.drop = refuse
+    world.store.drop = Mock(side_effect=ValueError)
     tier.forget("")
     tier.discard(KEYS[:1])
     settle(tier)
@@ -407,7 +400,7 @@ def test_removals_that_wait_are_bounded(
         tier.discard(keys)
         assert not tier._medium._undropped
         assert len(tier.generation) == 32, "a random one"
-        tier.attach(Region.allocate(1, namespace.block_bytes))
+        attached(tier, 1)
         tier.discard(keys)
         assert len(tier._medium._dropping) <= most >= len(tier._medium._undropped)
     assert "has more than 1000 blocks to remove: everything is forgotten" in caplog.text
@@ -449,7 +442,7 @@ def test_a_directory_that_grows_is_swept_before_the_period(
     size = namespace.block_bytes
     keys = [b"%d" % number for number in range(64)]
     with DirectoryTier(tmp_path, 32 * size, namespace=namespace, sweep_s=3600.0) as tier:
-        tier.attach(Region.allocate(64, size))
+        attached(tier, 64)
         run(tier, tier.put(keys, range(64)))
 
         def is_swept() -> bool:
@@ -469,7 +462,7 @@ def test_a_sweep_before_anything_was_stored_makes_nothing(tmp_path: Path) -> Non
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that cannot be made")
 def test_a_directory_that_cannot_be_made_has_failed() -> None:
     with DirectoryTier("/proc/kv", 2**20, namespace=NAMESPACE, ack="stored") as tier:
-        tier.attach(Region.allocate(4, NAMESPACE.block_bytes))
+        attached(tier, 4)
         assert run(tier, tier.put([b"k"], [0])).status.tolist() == [Status.FAILED]
         assert run(tier, tier.get([b"k"], [1])).status.tolist() == [Status.FAILED]
 
@@ -488,5 +481,5 @@ def test_an_answer_of_a_file_server_may_be_lost(
 
     monkeypatch.setattr(os, "link", lose)
     with DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE, ack="stored") as tier:
-        tier.attach(Region.allocate(1, 4096))
+        attached(tier, 1)
         assert run(tier, tier.put([b"key"], [0], PATIENCE_S)).status.tolist() == [status]

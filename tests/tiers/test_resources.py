@@ -17,10 +17,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
+from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import (
     DirectoryTier,
     FileTier,
@@ -33,7 +34,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.local.slab import files
 from tests.tiers.attack import start
-from tests.tiers.inside import descriptors, doubt, medium_of, settle
+from tests.tiers.inside import attached, descriptors, doubt, medium_of, settle
 from tests.tiers.servers import make_bucket, s3_options, s3_server
 
 BLOCK = 4096
@@ -118,17 +119,12 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
     tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of many jobs settles, on a directory that is a file until it is none."""
-    records = []
-
-    def handle(record: logging.LogRecord) -> None:
-        records.append(record)
-        raise ValueError("this handler is broken")
-
+    handle = Mock(side_effect=ValueError("this handler is broken"))
     monkeypatch.setattr(logging.getLogger("kvoffload.tiers"), "handle", handle)
     place = tmp_path / "kv"
     place.write_text("in the way")
     with in_directory(place, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
+        attached(tier, 8)
         before = threading.active_count()
         for number in range(8):
             tier.health(reset=True)
@@ -136,7 +132,7 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
             assert done.status.tolist() == [Status.FAILED]
             medium_of(tier)._logged.clear()  # each is a line
         settle(tier)
-        assert len(records) >= 8
+        assert handle.call_count >= 8
         assert threading.active_count() == before
         place.unlink()
         tier.health(reset=True)
@@ -149,13 +145,9 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
     tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with in_directory(tmp_path, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
-
-        def fail(*_: object, **__: object) -> None:
-            raise ZeroDivisionError
-
+        attached(tier, 8)
         for name in ("call", "chore"):
-            monkeypatch.setattr(tier._medium.store, name, fail)
+            monkeypatch.setattr(tier._medium.store, name, Mock(side_effect=ZeroDivisionError))
         before = threading.active_count()
         for _ in range(4):
             tier.health(reset=True)
@@ -182,7 +174,7 @@ def test_without_a_region_no_disk_is_waited_for(
     """`discard`, `touch` and `forget` neither raise nor wait for a disk that hangs."""
     monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.1)
     with opener(tmp_path, namespace) as tier:
-        tier.attach(Region.allocate(8, BLOCK))
+        attached(tier, 8)
         assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
         settle(tier)
     goes_on, waited_for = threading.Event(), []
@@ -215,15 +207,12 @@ def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
     tmp_path: Path, namespace: Namespace, name: str
 ) -> None:
     """The next one deletes it, with a capacity that needs no new table, too."""
-    region = Region.allocate(8, BLOCK)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, block_bytes_of(key, BLOCK))
 
     def opened(num_blocks: int) -> FileTier:
         return FileTier(tmp_path, num_blocks * BLOCK, namespace=namespace)
 
     with opened(64) as tier:
-        tier.attach(region)
+        attached(tier, 8)
         assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
         folder = tier.folder
 
@@ -251,7 +240,7 @@ def test_what_is_made_is_for_its_user_alone(
     before = os.umask(umask)
     try:
         with opener(place, namespace) as tier:
-            tier.attach(Region.allocate(8, BLOCK))
+            attached(tier, 8)
             assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
             settle(tier)
     finally:
@@ -336,5 +325,5 @@ def test_a_process_without_descriptors_is_told_so(
     with pytest.raises(TierError, match=r"namespace.json: Too many open files$"):
         in_slab(tmp_path, namespace)
     with in_directory(tmp_path, namespace) as tier:
-        tier.attach(Region.allocate(1, BLOCK))
+        attached(tier, 1)
         assert run(tier, tier.get(KEYS[:1], [0])).status.tolist() == [Status.FAILED]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -125,11 +126,8 @@ def test_an_interrupted_call_has_to_be_made_again(
     tier, region = open_slab(tmp_path, 8)
     universe.put(tier, region)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(files_of(tier), made, interrupted)
+        patched.setattr(files_of(tier), made, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             getattr(tier, call)()
     if call == "forget":
@@ -337,13 +335,9 @@ def test_a_header_that_fails_with_a_table_that_stays_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier, _ = filled(tmp_path, Universe(NUM_SLOTS))
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(5, "no")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        patch.setattr(os, "unlink", fail)
+        for name in ("fsync", "unlink"):
+            patch.setattr(os, name, Mock(side_effect=OSError(5, "no")))
         assert tier.forget() is False
     assert f"{tier.folder / 'slots.tbl'}: has forgotten blocks; it must be removed" in caplog.text
     tier.close()

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -507,11 +508,7 @@ class TestFetch:
     ) -> None:
         tiers = [memory(), memory(name="far")]
         engine = self.prepared(*tiers)
-
-        def fail(generation: str) -> bool:
-            raise RuntimeError(f"no {generation}")
-
-        monkeypatch.setattr(tiers[0], "forget", fail)
+        monkeypatch.setattr(tiers[0], "forget", Mock(side_effect=RuntimeError("no new")))
         with pytest.raises(RuntimeError, match="no new"):
             engine.store.forget("new")
         assert engine.store.manager.stats()["resident"] == tiers[1].stats()["blocks"] == 0
@@ -822,10 +819,7 @@ class TestRaising:
     def test_the_next_tier_is_asked_if_one_raises(self, write: str, monkeypatch) -> None:
         tiers = [memory(name="first"), memory(name="second")]
         engine = make(tiers, write, 8, promote=False)
-
-        def raising(*_arguments):
-            raise KeyError("of a plug-in")
-
+        raising = Mock(side_effect=KeyError("of a plug-in"))
         for op in ("put", "get"):
             monkeypatch.setattr(tiers[0], op, raising)
         engine.compute_all(KEYS[:8], KEYS[8:16])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, run
+from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of, run
 from kvoffload.tiers import (
     FileTier,
     MemoryTier,
@@ -23,14 +23,13 @@ from kvoffload.tiers import (
     Region,
     State,
     Status,
-    Tier,
     TieredStore,
     TierEvent,
     TierInterruptedError,
 )
 from kvoffload.tiers.engine.tier import TRANSFER_DEADLINE_S
 from tests.parts import ListPolicy
-from tests.tiers.inside import limit_queue, set_clock, settle, wait_until
+from tests.tiers.inside import attached, limit_queue, set_clock, settle, wait_until
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
@@ -41,22 +40,13 @@ BUFFER = 2 * BLOCK
 """Bytes of a buffer: a block and its seal, rounded up."""
 
 
-def give_region(tier: Tier) -> Region:
-    """Give a tier a region whose first blocks have the bytes of the keys."""
-    region = Region.allocate(72, BLOCK)
-    tier.attach(region)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, key.ljust(BLOCK))
-    return region
-
-
 @pytest.fixture
 def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
     """Give a tier with room for 32 blocks, 4 threads, and 16 buffers."""
     tier = FaultyTier(
         32 * BLOCK, namespace=namespace, staging_bytes=16 * BUFFER, enable_events=True
     )
-    yield tier, give_region(tier)
+    yield tier, attached(tier, 72, KEYS)
     tier.resume()
     tier.close(PATIENCE_S)
 
@@ -80,7 +70,7 @@ class TestHangs:
         settle(tier)
         assert (region.array == 7).all(), "a late call has written to memory that was given back"
         assert set(run(tier, tier.get(KEYS[:8], range(8))).status.tolist()) == {Status.OK}
-        assert region.read(3) == KEYS[3].ljust(BLOCK)
+        assert region.read(3) == block_bytes_of(KEYS[3], BLOCK)
 
     def test_a_put_is_acknowledged_when_it_is_copied(self, faulty) -> None:
         tier, region = faulty
@@ -95,7 +85,7 @@ class TestHangs:
         assert (tier.lookup(KEYS[:8]) == State.HIT).all()
         assert list(tier.take_events()) == [TierEvent(KEYS[:8], removed=False)]
         run(tier, tier.get(KEYS[:8], range(8)))
-        assert region.read(5) == KEYS[5].ljust(BLOCK)
+        assert region.read(5) == block_bytes_of(KEYS[5], BLOCK)
 
     def test_a_query_knows_what_was_stored_since_the_last_poll(self, faulty) -> None:
         tier, _ = faulty
@@ -108,7 +98,7 @@ class TestHangs:
 
     def test_a_put_that_waits_to_be_stored_ends_at_its_deadline(self, namespace) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
-        give_region(tier)
+        attached(tier, 72, KEYS)
         tier.hang()
         job = tier.put(KEYS[:8], range(8), LONG_S)
         wait_until(lambda: tier.stats()["staging_bytes"] == 8 * BUFFER)
@@ -192,7 +182,7 @@ class TestErrors:
         self, namespace: Namespace, number: int, status: Status, ack: str
     ) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack=ack)
-        give_region(tier)
+        attached(tier, 72, KEYS)
         tier.fail("put", 3, number)
         told = run(tier, tier.put(KEYS[:4], range(4))).status.tolist()
         ends = [Status.OK, status, status, status]
@@ -215,7 +205,7 @@ class TestErrors:
                 return super().evict(n, protected)
 
         tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace)
-        give_region(tier)
+        attached(tier, 72, KEYS)
         store(tier, KEYS[:8])
         Failing.failing = True
         with pytest.raises(ZeroDivisionError):
@@ -230,7 +220,7 @@ class TestBounds:
     def test_the_queue_is_bounded(self, namespace) -> None:
         tier = FaultyTier(64 * BLOCK, namespace=namespace, ack="stored")
         limit_queue(tier, 6 * BLOCK)
-        give_region(tier)
+        attached(tier, 72, KEYS)
         tier.hang()
         first = tier.put(KEYS[:4], range(4))
         second = tier.put([KEYS[0], *KEYS[4:9], KEYS[4]], range(7))
@@ -251,7 +241,7 @@ class TestBounds:
     def test_a_policy_may_decline(self, namespace) -> None:
         """Hit density does not give blocks that are asked for away for blocks that are not."""
         tier = MemoryTier(8 * BLOCK, "hit-density", namespace=namespace)
-        give_region(tier)
+        attached(tier, 72, KEYS)
         statuses = []
         for number in range(800):
             once = [b"once %d" % number, b"and its tail %d" % number]
@@ -398,7 +388,7 @@ class TestRemoval:
         region.array[:] = 0
         run(tier, tier.get(KEYS[24:56], range(24, 56)))
         assert all(
-            region.read(block_id) == KEYS[block_id].ljust(BLOCK) for block_id in range(24, 56)
+            region.read(place) == block_bytes_of(KEYS[place], BLOCK) for place in range(24, 56)
         )
 
 
@@ -408,10 +398,9 @@ class TestLives:
         before = set(threading.enumerate())
         for _ in range(5):
             tier = MemoryTier(8 * BLOCK, namespace=namespace)
-            region = Region.allocate(64, BLOCK)
-            tier.attach(region)
+            attached(tier, 8)
             tier.put(KEYS[:8], range(8))
-            del tier, region
+            del tier
             gc.collect()
         assert set(threading.enumerate()) <= before
 
@@ -419,11 +408,9 @@ class TestLives:
         memory = Region.allocate(16, BLOCK)
         tier = MemoryTier(2**30, namespace=namespace, memory=memory)
         assert tier.capacity_bytes == 16 * BLOCK
-        region = Region.allocate(64, BLOCK)
-        tier.attach(region)
-        region.write(0, b"there".ljust(BLOCK))
+        data = attached(tier, 1, KEYS[:1]).read(0)
         run(tier, tier.put([b"k"], [0]))
-        assert sum(memory.read(block).startswith(b"there") for block in range(16)) == 1
+        assert sum(memory.read(block) == data for block in range(16)) == 1
         tier.close()
 
 
@@ -444,8 +431,7 @@ def test_an_exception_of_a_signal_ends_close(namespace: Namespace) -> None:
     """The tier is open until a second call, which goes on with it."""
     large = 2**22
     tier = MemoryTier(large * 4, namespace=Namespace("m", large), threads=1)
-    region = Region.allocate(4, large)
-    tier.attach(region)
+    attached(tier, 4)
     run(tier, tier.put(KEYS[:4], range(4)))
     for _ in range(500):  # some seconds of copying
         tier.get(KEYS[:4], range(4))
@@ -472,8 +458,7 @@ def test_an_exception_of_a_signal_ends_close(namespace: Namespace) -> None:
 def test_a_block_that_is_stored_again_during_a_get_is_one_of_both() -> None:
     large = 2**20
     with MemoryTier(large, namespace=Namespace("m", large), threads=4) as tier:
-        region = Region.allocate(4, large)
-        tier.attach(region)
+        region = attached(tier, 4)
         for number in range(1, 30):
             region.write(0, bytes([number]) * large)
             region.write(2, bytes([number + 100]) * large)
