@@ -209,15 +209,6 @@ def test_a_file_that_is_cut_while_the_tier_is_open(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_the_json_beside_the_data_is_compared(slab: Slab) -> None:
-    path = slab.folder / "namespace.json"
-    for text in (b"", b"{}", b"\xff\x00", NAMESPACE.json.encode()[:-1]):
-        path.write_bytes(text)
-        assert set(slab.served().values()) == {Status.MISS}
-        assert path.read_text() == NAMESPACE.json
-        slab.mend()
-
-
 # -- tables from strangers -----------------------------------------------------------------------
 
 

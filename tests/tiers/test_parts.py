@@ -299,10 +299,12 @@ class TestOpening:
     NAMESPACE = Namespace("model", 4096)
 
     def test_a_slab(self, tmp_path: Path) -> None:
-        url = f"slab:{tmp_path}/kv?capacity=1MiB&policy=slru%3Fprotected%3D0.3&staged=yes&name=nvme"
+        url = f"slab:{tmp_path}/kv?capacity=1MiB&policy=slru%3Fprotected%3D0.3&staged=yes"
+        url += "&name=nvme&generation=step%205"
         with open_tier(url, self.NAMESPACE) as tier:
             assert isinstance(tier, FileTier)
             assert tier.folder.parent == tmp_path / "kv"
+            assert tier.generation == "step 5"
             assert (tier.name, tier.capacity_bytes, tier.num_slots) == ("nvme", 2**20, 256)
 
     def test_a_tier_of_an_installed_package(self, tmp_path: Path, monkeypatch) -> None:

@@ -324,33 +324,26 @@ class TestRemoval:
         store(tier, KEYS[:16])
         assert tier.stats()["blocks"] == 16
 
-    def test_a_block_dropped_and_wanted_again_while_it_is_stored(self, faulty) -> None:
+    @pytest.mark.parametrize("is_again", [False, True])
+    def test_a_block_dropped_and_wanted_again_while_it_is_stored(self, faulty, is_again) -> None:
+        """For the first time, or again."""
         tier, _ = faulty
-        tier.hang()
-        jobs = [tier.put(KEYS[:4], range(4))]
-        tier.discard(KEYS[:4])
-        jobs.append(tier.put(KEYS[:2], range(2)))  # wanted after all: their store goes on
-        tier.resume()
-        assert tier.wait(jobs, PATIENCE_S)
-        tier.poll()
-        settle(tier)
-        assert tier.lookup(KEYS[:4]).tolist() == [State.HIT] * 2 + [State.MISS] * 2
-        assert list(tier.take_events()) == [TierEvent(KEYS[:2], removed=False)]
-        assert tier.stats()["blocks"] == 2
-
-    def test_a_block_dropped_while_it_is_stored_again(self, faulty) -> None:
-        tier, _ = faulty
-        store(tier, KEYS[:4])
-        tier.discard(KEYS[:4])
+        if is_again:
+            store(tier, KEYS[:4])
+            tier.discard(KEYS[:4])
+            list(tier.take_events())
         tier.hang()
         job = tier.put(KEYS[:4], range(4))
         tier.discard(KEYS[:3])
-        again = tier.put(KEYS[:2], range(2))
+        again = tier.put(KEYS[:2], range(2))  # wanted after all: their store goes on
         tier.resume()
         assert tier.wait([job, again], PATIENCE_S)
         tier.poll()
         settle(tier)
         assert tier.lookup(KEYS[:4]).tolist() == [State.HIT, State.HIT, State.MISS, State.HIT]
+        events = [(sorted(event.keys), event.removed) for event in tier.take_events()]
+        assert events == [([*KEYS[:2], KEYS[3]], False)]
+        assert tier.stats()["blocks"] == 3
         store(tier, KEYS[:4])
         assert tier.stats()["blocks"] == 4
 
@@ -373,13 +366,15 @@ class TestRemoval:
         tier, region = faulty
         store(tier, KEYS[:16])
         tier.hang()
-        tier.get(KEYS[:8], range(64, 72))
+        read = tier.get(KEYS[:8], range(64, 72), 1000.0)
         tier.put(KEYS[16:24], range(16, 24))
         assert tier.forget() is False  # it hangs
         job = tier.put(KEYS[24:56], range(24, 56), 1000.0)
         threading.Timer(0.05, tier.resume).start()
-        statuses = run(tier, job).status.tolist()
-        assert statuses.count(Status.FULL) == 16, "8 are read from, 8 are written to"
+        assert tier.wait([read, job], PATIENCE_S)
+        ends = {done.job: done.status.tolist() for done in tier.poll()}
+        assert ends[read] == [Status.MISS] * 8, "it ends after the forget"
+        assert ends[job].count(Status.FULL) == 16, "8 are read from, 8 are written to"
         settle(tier)
         assert not tier._medium._busy
         assert (tier.lookup(KEYS[:24]) == State.MISS).all()
