@@ -10,6 +10,7 @@ import pytest
 import kvoffload as library
 from kvoffload.traces import Request, Trace, Workload, write_trace
 from kvoffload.traces.writer import trace_line
+from tests.isolated.scripts import run_python
 
 from .conftest import COMMAND
 
@@ -59,7 +60,7 @@ def test_the_list_of_commands_imports_none_of_them():
         "print(sorted({'rich', 'msgspec', 'kvoffload.traces', 'kvoffload.replay', "
         "'kvoffload.advise', 'kvoffload.cli.sweep'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
     assert done.stderr == "[]\n"
 
 

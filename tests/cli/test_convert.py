@@ -3,12 +3,11 @@
 import json
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 
 from kvoffload.traces import Request, Trace, Workload, write_trace
+from tests.isolated.scripts import run_python
 
 from .conftest import run_shell
 
@@ -155,13 +154,10 @@ def test_a_log_shows_progress_while_it_is_read(tmp_path, command, stdin):
     path.write_text("\n".join(map(json.dumps, rows)))
     shows = {(): [256, 512, 768]} | ({("--quiet",): []} if stdin else {})
     for options, wanted in shows.items():
-        done = subprocess.run(
-            [sys.executable, "-c", IMPATIENT, *command.split(), "-" if stdin else path, *options],
-            input=path.read_text() if stdin else "",
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        arguments = [*command.split(), "-" if stdin else path, *options]
+        given = path.read_text() if stdin else ""
+        done = run_python("-c", IMPATIENT, *arguments, input=given)
+        assert done.returncode == 0
         shown = [
             int(text)
             for text in re.findall(r"^reading: (\d+) requests$", done.stderr, re.MULTILINE)

@@ -13,8 +13,8 @@ import pytest
 
 from kvoffload import __main__ as entry
 from tests.conftest import AVAILABLE
+from tests.isolated.scripts import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 RUN = """
 import sys
@@ -42,17 +42,8 @@ def run(
     environment.pop(VARIABLE, None)
     if choice is not None:
         environment[VARIABLE] = choice
-    return subprocess.run(
-        [
-            *[sys.executable, "-W", "error", "-c", RUN.format(error=error, hidden=hidden)],
-            *map(str, arguments),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    code = RUN.format(error=error, hidden=hidden)
+    return run_python("-W", "error", "-c", code, *arguments, env=environment)
 
 
 def test_python_that_nobody_asked_for_is_said_once_on_standard_error() -> None:
@@ -100,14 +91,8 @@ def test_without_the_global_lock_compiled_twins_are_refused(twins: object) -> No
     """As a free-threaded interpreter that was told to keep it off: PYTHON_GIL=0."""
     unlocked = "import sys; sys._is_gil_enabled = lambda: False; import kvoffload"
     for choice in ("", "0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", unlocked],
-            env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: choice},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: choice}
+        done = run_python("-c", unlocked, env=env)
         if choice == "1":
             assert (done.returncode, done.stderr) == (0, "")
         else:

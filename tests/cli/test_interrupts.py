@@ -14,6 +14,7 @@ import pytest
 from kvoffload.policies import registry
 from kvoffload.traces import Workload
 from kvoffload.traces.writer import trace_line
+from tests.isolated.scripts import run_python
 
 from .conftest import COMMAND, heed_signals, open_for
 
@@ -243,10 +244,5 @@ def test_a_program_that_imports_the_package_keeps_its_handling_of_control_c():
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     )
     for arguments in ([], ["kvoffload"]):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            check=True,
-            preexec_fn=heed_signals,
-        )
-        assert done.stdout.endswith(b"True\n")
+        done = run_python("-c", code, *arguments, preexec_fn=heed_signals)
+        assert done.stdout.endswith("True\n")

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from kvoffload._printable import printable
 from kvoffload.cli._fields import FIELDS, IN_MANAGER
 from kvoffload.traces import Workload
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.thorough
 WORKLOAD = Workload(150, seed=1)
@@ -184,10 +184,7 @@ def test_a_results_file_of_any_size_is_read_in_bounded_memory(trace, tmp_path):
         "print(int(re.search(r'VmHWM:\\s+(\\d+) kB', status)[1]) // 1024, file=sys.stderr)\n"
         "sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "sweep", str(trace), *FAST, *map(str, arguments)],
-        capture_output=True, check=True, text=True,
-    )  # fmt: skip
+    done = run_python("-c", code, "sweep", trace, *FAST, *arguments)
     (row,) = csv.DictReader(done.stdout.splitlines())
     assert (row["policy"], row["capacity"]) == ("lru", "5")
     assert int(done.stderr) < 250, "MiB"

@@ -1,13 +1,12 @@
 """The page has what the benchmarks print, and each ablation is one."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvoffload.traces import Workload, write_trace
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.fast
 
@@ -19,8 +18,7 @@ if not FOLDER.exists():
 
 
 def test_the_page_has_the_table_that_its_command_prints() -> None:
-    command = [sys.executable, str(FOLDER / "history.py")]
-    printed = subprocess.check_output(command, text=True, encoding="utf-8")
+    printed = run_python(FOLDER / "history.py", encoding="utf-8").stdout
     page = ROOT / "docs" / "development" / "benchmark.md"
     assert printed.count("\n") > 5
     assert printed in page.read_text(encoding="utf-8")
@@ -32,10 +30,8 @@ def test_each_ablation_takes_its_rule_out(tmp_path: Path) -> None:
     pytest.importorskip("tests._compiled", reason="needs compiled twins", exc_type=ImportError)
     trace = tmp_path / "generated.jsonl"
     write_trace(Workload(200), trace)
-    script = [str(FOLDER / "ablations.py"), "--quick", "--requests", "150", str(trace)]
-    table = subprocess.run(
-        [sys.executable, *script], check=True, capture_output=True, text=True, encoding="utf-8"
-    )
+    script = (FOLDER / "ablations.py", "--quick", "--requests", "150", trace)
+    table = run_python(*script, encoding="utf-8")
     rows = table.stdout.splitlines()[2:]
     assert len(rows) > 10
     for row in rows:

@@ -14,7 +14,7 @@ TIMEOUT = 300
 
 
 def run_python(
-    *arguments: object, timeout: float = TIMEOUT, **options: Any
+    *arguments: object, timeout: float | None = TIMEOUT, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own; return how it ended, and what it printed."""
     command = [sys.executable, *map(str, arguments)]

@@ -7,8 +7,6 @@ are compared on requests of one block.
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from functools import partial
@@ -22,15 +20,15 @@ from kvoffload.replay import Configuration, Result, replay
 from kvoffload.testing.policies import PolicyConformance, policy_machine
 from kvoffload.traces import Request
 from tests.blocks import block_hash, block_hashes
+from tests.isolated.scripts import ROOT, run_python
 from tests.policies.test_chains import Watched, nodes
 
-ROOT = Path(__file__).parents[2]
 if not (ROOT / "examples").is_dir():
     pytest.skip("the examples are not beside the tests", allow_module_level=True)
 
-from examples.policies import CLOCK, FIFO, GDSF, LRUK, Random, TwoQ, WTinyLFU  # noqa: E402
-from examples.policies._chained import Ghosts  # noqa: E402
-from examples.policies.w_tinylfu import Sketch  # noqa: E402
+from examples.policies import CLOCK, FIFO, GDSF, LRUK, Random, TwoQ, WTinyLFU
+from examples.policies._chained import Ghosts
+from examples.policies.w_tinylfu import Sketch
 
 pytestmark = pytest.mark.thorough
 
@@ -423,13 +421,6 @@ def test_the_command_takes_them_in_the_root_of_a_clone(tmp_path: Path) -> None:
     names = [f"examples.policies:{name}" for name in MAKE]
     names += ["examples.policies:Random?seed=3", "examples.policies:LRUK?k=3"]
     arguments = ["--limit", "60", "--capacity", "80", "--quiet", "--policy", ",".join(names)]
-    done = subprocess.run(
-        [sys.executable, "-m", "kvoffload", "replay", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("-m", "kvoffload", "replay", *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in names)

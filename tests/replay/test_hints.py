@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
 import sys
 from collections import Counter
 
@@ -27,6 +26,7 @@ from kvoffload.replay import (
 from kvoffload.replay.hints import TraceHints
 from kvoffload.replay.requests import digest_of
 from kvoffload.traces import Request
+from tests.isolated.scripts import run_python
 
 MINUTE = 60_000
 POLICIES = ("lru", "arc", "hit-density")
@@ -156,11 +156,8 @@ def test_draws_depend_on_the_seed_and_the_session_alone() -> None:
         "from tests.replay.test_hints import TRACE, digest;"
         "print(digest(TRACE, noise=2.7, share=0.5, liars=0.1))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    env = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = run_python("-c", code, env=env)
     assert done.stdout.strip() == digest(TRACE, **noisy)
 
 

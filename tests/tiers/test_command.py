@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,7 @@ from kvoffload.testing.tiers import run as run_job  # noqa: E402
 from kvoffload.tiers import DirectoryTier, FileTier, Namespace  # noqa: E402
 from kvoffload.tiers.generation import Generation  # noqa: E402
 from kvoffload.tiers.local.slab import find_slabs  # noqa: E402
+from tests.isolated.scripts import run_python  # noqa: E402
 from tests.tiers.inside import attached  # noqa: E402
 
 SMALL = Namespace("small", 4096, engine="test")
@@ -169,13 +168,8 @@ def test_delete(slabs: Path, command) -> None:
     assert not one.exists()
     assert len(find_slabs(slabs)) == 1
     for answer in ("n\n", ""):
-        done = subprocess.run(
-            [sys.executable, "-m", "kvoffload", "tier", "delete", f"slab:{slabs}", "--all"],
-            input=answer,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        arguments = ("tier", "delete", f"slab:{slabs}", "--all")
+        done = run_python("-m", "kvoffload", *arguments, input=answer)
         assert done.returncode == 1
         assert done.stderr.splitlines() == [
             f"Delete all blocks at slab:{slabs}? [y/N]: ",

@@ -31,6 +31,7 @@ from kvoffload.tiers.remote.objects_client import (
     ObjectsClient,
     ObjectsClientError,
 )
+from tests.isolated.scripts import ROOT, run_python
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.inside import attached, descriptors, medium_of, wait_until
 from tests.tiers.servers import patient, s3_options, stop
@@ -39,7 +40,6 @@ pytestmark = pytest.mark.servers
 
 pytest.importorskip("obstore", reason="the tier needs the objects extra")
 
-ROOT = Path(__file__).parents[2]
 LENGTHS = {"2**62": 2**62, "2**40": 2**40, "2**33": 2**33}
 CHUNK = b"40000\r\n" + bytes(0x40000) + b"\r\n"
 FOUND = b'HTTP/1.1 200 X\r\nETag: "a"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
@@ -263,12 +263,9 @@ def test_no_answer_harms_the_engine(server: HostileServer) -> None:
     buckets = [f"{name}{where}" for name in ANSWERS for where in ("", "--everywhere")]
     others = [bucket for bucket in buckets if bucket not in WORST]
     buckets = WORST + others[:: len(others) // min(len(others), 2 * rounds(len(others)))]
-    done = subprocess.run(
-        [sys.executable, "-c", ENGINE, json.dumps(s3_options(server)), ",".join(buckets)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
+    options = json.dumps(s3_options(server))
+    done = run_python("-c", ENGINE, options, ",".join(buckets), cwd=ROOT, timeout=None)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["grown"] < 192 * 2**20
     for bucket, result in found["results"].items():

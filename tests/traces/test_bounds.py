@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from kvoffload.traces.formats import FORMATS, LOG_FORMATS
 from kvoffload.traces.lines import zstd_module
 from kvoffload.traces.objects import OBJECTS
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
+from tests.isolated.scripts import run_python
 from tests.traces.samples import (
     BAILIAN,
     DYNAMO,
@@ -246,13 +246,9 @@ def test_a_small_parquet_file_takes_little_memory_and_writes_little(tmp_path, ar
 
 
 def check_reading(format, sizes, preload="json"):
-    done = subprocess.run(
-        [sys.executable, "-c", READ.format(zstd=zstd_module(), preload=preload), format, *sizes],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
+    code = READ.format(zstd=zstd_module(), preload=preload)
+    done = run_python("-c", code, format, *sizes, timeout=600)
+    assert done.returncode == 0, done.stderr
     found = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
     assert [path for path, _, _ in found] == list(sizes)
     for path, grown, written in found:

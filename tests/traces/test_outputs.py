@@ -14,6 +14,7 @@ import pytest
 from kvoffload.traces import Request, scratch, write_trace
 from kvoffload.traces.outputs import check_output, open_output, own_descriptor
 from kvoffload.traces.scratch import scratch_file
+from tests.isolated.scripts import run_python
 
 pytestmark = pytest.mark.thorough
 
@@ -109,10 +110,7 @@ except OSError as error:
     assert error.filename == sys.argv[1], error.filename
     print(error.strerror)
 """
-    done = subprocess.run(
-        [sys.executable, "-B", "-W", "error", "-c", code, str(path)],
-        capture_output=True, check=False, text=True,
-    )  # fmt: skip
+    done = run_python("-B", "-W", "error", "-c", code, path)
     assert (done.stdout, done.stderr) == (os.strerror(errno.EFBIG) + "\n", "")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -281,8 +279,6 @@ try:
 except OSError as error:
     print(error.filename, error.strerror)
 """
-    done = subprocess.run(
-        [sys.executable, "-B", "-W", "error", "-c", code],
-        capture_output=True, check=True, text=True, env=os.environ | {"TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    done = run_python("-B", "-W", "error", "-c", code, env=env)
     assert (done.stdout, done.stderr) == (f"a temporary file in {tmp_path} File too large\n", "")
