@@ -47,18 +47,16 @@ class Done:
         return lines[0].removeprefix("kvoffload: ")
 
 
+def ended(command: list[str], **options: Any) -> Done:
+    """Run a command to its end."""
+    done = subprocess.run(command, capture_output=True, check=False, timeout=300, **options)
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
 def run_process(*arguments: object, stdin: bytes = b"", **environment: str) -> Done:
     """Run the command as a process, with no terminal anywhere."""
     env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        env=env | environment,
-        check=False,
-        timeout=300,
-    )
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return ended([*COMMAND, *map(str, arguments)], input=stdin, env=env | environment)
 
 
 BARE = {
@@ -80,15 +78,8 @@ HOSTILE = BARE | {
 def run_shell(script: str, environment: dict[str, str] = BARE, **variables: object) -> Done:
     """Run a script of bash in which ``kvoffload`` is the command."""
     command = f'kvoffload() {{ {shlex.join(COMMAND)} "$@"; }}\n{script}'
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env=environment | {name: os.fspath(value) for name, value in variables.items()},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+    env = environment | {name: os.fspath(value) for name, value in variables.items()}
+    return ended(["bash", "-c", command], env=env, stdin=subprocess.DEVNULL)
 
 
 def heed_signals() -> None:

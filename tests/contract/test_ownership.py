@@ -163,7 +163,7 @@ def test_a_construction_that_fails_takes_no_policy(twin: ModuleType) -> None:
         with pytest.raises(ValueError, match="num_blocks"):
             twin.CPUOffloadingManager(16, -1, policy)
         policy.insert(A, idle(0))
-        with pytest.raises(ValueError, match="must be empty"):
+        with pytest.raises(ValueError, match="cache_policy must be empty"):
             twin.CPUOffloadingManager(16, 4, policy)
         policy.remove(A)
         twin.CPUOffloadingManager(16, 4, policy)

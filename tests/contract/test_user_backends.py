@@ -167,10 +167,14 @@ def test_a_backend_may_hand_out_an_object_again(manager_class: Any) -> None:
     assert manager.policy.get(C) is backend.allocated[0]
 
 
-def test_a_spec_that_raises_while_storing_gives_the_slots_back(manager_class: Any) -> None:
+def test_a_spec_that_raises_takes_no_slot_and_pins_nothing(manager_class: Any) -> None:
     class NoSpec(ListBackend):
+        fails = True
+
         def get_load_store_spec(self, hashes: Any, blocks: Any) -> Any:
-            raise UserFailedError
+            if self.fails:
+                raise UserFailedError
+            return super().get_load_store_spec(hashes, blocks)
 
     backend = NoSpec(16, 2)
     manager = manager_class(backend, enable_events=True)
@@ -180,19 +184,7 @@ def test_a_spec_that_raises_while_storing_gives_the_slots_back(manager_class: An
     assert manager.stats()["stored_blocks"] == 0
     assert list(manager.take_events()) == []
     check_invariants(manager)
-
-
-def test_a_spec_that_raises_while_loading_pins_nothing(manager_class: Any) -> None:
-    class NoSpecLater(ListBackend):
-        fails = False
-
-        def get_load_store_spec(self, hashes: Any, blocks: Any) -> Any:
-            if self.fails:
-                raise UserFailedError
-            return super().get_load_store_spec(hashes, blocks)
-
-    backend = NoSpecLater(16, 2)
-    manager = manager_class(backend)
+    backend.fails = False
     store(manager, [A, B])
     backend.fails = True
     before = manager.stats()

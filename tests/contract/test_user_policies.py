@@ -68,13 +68,6 @@ def test_a_policy_with_clear_is_kept_by_a_reset(twin: ModuleType, given: Any) ->
     assert len(policy) == 0
 
 
-def test_an_instance_must_be_empty(twin: ModuleType) -> None:
-    for policy in (ListPolicy(2), twin.LRUCachePolicy(2), twin.ARCCachePolicy(2)):
-        policy.insert(A, BlockStatus(0))
-        with pytest.raises(ValueError, match="cache_policy must be empty"):
-            twin.CPUOffloadingManager(16, 2, policy)
-
-
 def test_a_reset_of_an_instance_without_clear_changes_nothing(twin: ModuleType) -> None:
     manager = twin.CPUOffloadingManager(16, 3, RebuiltListPolicy(3))
     store(manager, [A, B])

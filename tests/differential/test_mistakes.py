@@ -64,10 +64,6 @@ def on_pool(method: str, argument: Any) -> Mistake:
 
 
 MISTAKES: dict[str, Mistake] = {
-    **{f"num_blocks {n!r:.20}": construct("CPUOffloadingManager", 16, n) for n in NUMBERS},
-    **{f"block_size {n!r:.20}": construct("CPUOffloadingManager", n, 4) for n in NUMBERS},
-    **{f"pool num_blocks {n!r:.20}": construct("CPUBackend", 16, n) for n in NUMBERS},
-    **{f"pool block_size {n!r:.20}": construct("CPUBackend", n, 4) for n in NUMBERS},
     **{f"LRU capacity {n!r:.20}": construct("LRUCachePolicy", n) for n in NUMBERS},
     **{f"ARC capacity {n!r:.20}": construct("ARCCachePolicy", n) for n in NUMBERS},
     **{f"name {n!r:.20}": construct("CPUOffloadingManager", 16, 4, n) for n in NAMES},
@@ -94,7 +90,6 @@ MISTAKES: dict[str, Mistake] = {
             ("prepare_load", [A, B]),
             ("complete_load", [B]),
             ("lookup", [A, 5]),
-            ("complete_store", [A], "no"),
             ("complete_store", 5, "no"),
             ("lookup", b"abc"),
             ("touch", "abc"),
@@ -102,10 +97,6 @@ MISTAKES: dict[str, Mistake] = {
             ("prepare_store", [A, b""]),
         )
         for value in (given[-1],)
-    },
-    **{
-        f"enable_events {value!r}": construct("CPUOffloadingManager", 16, 4, "lru", value)
-        for value in ("yes", 1, None, True)
     },
     "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
     "an unknown attribute": lambda twin: twin.CPUOffloadingManager(16, 2).nonesuch,

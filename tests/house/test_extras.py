@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,9 +138,7 @@ def test_the_extra_that_is_named_installs_what_is_missing(module: str, extra: st
 def test_in_a_source_tree_that_is_not_installed_no_index_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def absent(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
+    absent = Mock(side_effect=importlib.metadata.PackageNotFoundError)
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     with pytest.raises(MissingExtraError) as caught:
         require("kvoffload.no_such_module", "a feature", "plot")

@@ -168,12 +168,11 @@ class SegmentedModel(PolicyModel):
             self.probation.append(block)
 
 
-class FrequencyModel(PolicyModel):
+class FrequencyModel(RecencyModel):
     """LFU with dynamic aging: counts up to 15, and priorities of age plus count."""
 
     def clear(self) -> None:
         super().clear()
-        self.order: Blocks = []  # least recent first
         self.counts: dict[BlockHash, int] = {}
         self.priorities: dict[BlockHash, int] = {}
         self.age = 0
@@ -185,18 +184,14 @@ class FrequencyModel(PolicyModel):
         return {"age": self.age}
 
     def enter(self, block: BlockHash) -> None:
-        self.order.append(block)
+        super().enter(block)
         self.counts[block] = 1
         self.priorities[block] = self.age + 1
 
-    def remove(self, block: BlockHash) -> None:
-        self.order.remove(block)
-
     def use(self, batch: Blocks, counts: bool) -> None:
-        for block in reversed(batch):
+        super().use(batch, counts)
+        for block in batch:
             if block in self.order:
-                self.order.remove(block)
-                self.order.append(block)
                 if counts and self.ref_cnt(block) >= 0:
                     self.counts[block] = min(15, self.counts[block] + 1)
                 self.priorities[block] = self.age + self.counts[block]

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import pytest
 for module in ("click", "rich", "msgspec"):
     pytest.importorskip(module, reason="the command needs the cli extra")
 
-from kvoffload.cli import main  # noqa: E402
 from kvoffload.cli.tier import _shown  # noqa: E402
 from kvoffload.testing.tiers import run as run_job  # noqa: E402
 from kvoffload.tiers import DirectoryTier, FileTier, Namespace  # noqa: E402
 from kvoffload.tiers.generation import Generation  # noqa: E402
 from kvoffload.tiers.local.slab import find_slabs  # noqa: E402
+from tests.cli.conftest import run_here  # noqa: E402
 from tests.isolated.scripts import run_python  # noqa: E402
 from tests.tiers.inside import attached  # noqa: E402
 
@@ -38,18 +39,10 @@ def slabs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs the command: exit code, output, errors."""
     monkeypatch.delenv("COLUMNS", raising=False)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main(["tier", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return lambda *arguments: astuple(run_here("tier", *arguments))
 
 
 def flip(slab: Path, slot: int, block_bytes: int) -> None:
