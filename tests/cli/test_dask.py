@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -21,14 +20,13 @@ import kvoffload as package
 from kvoffload.cli import _machines
 from kvoffload.replay.processes import code_here
 from kvoffload.traces import Workload, write_trace
+from tests.waiting import PATIENCE_S, wait_until
 
 from .conftest import COMMAND
 
 Client = pytest.importorskip("distributed", reason="it needs the dask extra").Client
 pytestmark = pytest.mark.thorough
 WORKLOAD = Workload(3000, seed=1)
-
-PATIENCE_S = 300
 
 
 class Cluster:
@@ -100,10 +98,7 @@ def test_a_killed_worker_changes_nothing(kvoffload, trace, cluster) -> None:
     alone = kvoffload(*arguments, "--jobs", "1")
     process = started(*arguments, "--dask", address)
     with Client(address, timeout=PATIENCE_S, set_as_default=False) as client:
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(client.processing().values()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert all(client.processing().values())  # both have some to do
+        wait_until(lambda: all(client.processing().values()))  # both have some to do
     os.kill(workers[0].pid, signal.SIGKILL)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err

@@ -15,6 +15,7 @@ from kvoffload.policies import registry
 from kvoffload.traces import Workload
 from kvoffload.traces.writer import trace_line
 from tests.isolated.scripts import run_python
+from tests.waiting import wait_until
 
 from .conftest import COMMAND, heed_signals, open_for
 
@@ -64,13 +65,6 @@ def workers_of(process):
     return found
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @contextlib.contextmanager
 def working(command, trace, tmp_path, *options):
     """Run a command in a process group of its own, until its processes have been started."""
@@ -83,7 +77,7 @@ def working(command, trace, tmp_path, *options):
         preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
     ) as process:
         try:
-            wait_for(lambda: len(workers_of(process)) == 2 or process.poll() is not None)
+            wait_until(lambda: len(workers_of(process)) == 2 or process.poll() is not None)
             yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -113,7 +107,7 @@ def test_a_signal_ends_all_processes_quietly_and_leaves_nothing_behind(
         out, error = process.communicate(timeout=300)
         assert process.returncode == 128 + signum
         assert (out, error) == (b"", b"")
-        wait_for(lambda: not any(map(running, workers)))
+        wait_until(lambda: not any(map(running, workers)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,7 +115,7 @@ def test_a_sweep_that_is_interrupted_says_what_is_kept(trace, tmp_path):
     """All of it but what was still being computed."""
     results = tmp_path / "results.jsonl"
     with working("sweep", trace, tmp_path, "--results", results) as process:
-        wait_for(lambda: results.exists() and results.read_bytes().count(b"\n") >= 3)
+        wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 3)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=300)
     assert (process.returncode, out) == (130, b"")
@@ -140,7 +134,7 @@ def test_processes_end_when_the_one_that_started_them_is_killed(command, trace, 
         assert workers
         process.kill()
         process.wait(300)
-        wait_for(lambda: not any(map(running, workers)))
+        wait_until(lambda: not any(map(running, workers)))
     assert list(tmp_path.iterdir()) == [], "nor is a temporary file left"
 
 
@@ -163,7 +157,7 @@ def test_a_signal_that_asks_to_end_keeps_the_file_that_would_have_been_replaced(
     out.write_bytes(b"old")
     with subprocess.Popen([*COMMAND, "generate", "--requests", str(10**9), "-o", out]) as process:
         try:
-            wait_for(lambda: len(list(tmp_path.iterdir())) > 1 or process.poll() is not None)
+            wait_until(lambda: len(list(tmp_path.iterdir())) > 1 or process.poll() is not None)
             process.terminate()
             assert process.wait(300) == 143
         finally:
@@ -194,7 +188,7 @@ def test_a_process_that_is_killed_is_an_error_of_one_line(command, trace, tmp_pa
         time.sleep(0.5)
         # While it stands still it does not see one of them die and end the other one.
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: state(process.pid)[0] == "T")
+        wait_until(lambda: state(process.pid)[0] == "T")
         workers = workers_of(process)
         assert len(workers) == 2
         for worker in workers:

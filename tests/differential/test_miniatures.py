@@ -16,7 +16,7 @@ from kvoffload.policies import registry
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D
 from tests.differential.pairs import Pair, Twins, require_equal
-from tests.differential.workloads import GENERATED
+from tests.differential.workloads import GENERATED, mixed_keys
 from tests.observation import observe
 
 TOLD = (None, Hints(ends=True), Hints(expect_s=3.0, source="a"), Hints(ends=True, expect_s=30.0))
@@ -123,12 +123,12 @@ def num_pending(miniature: Any) -> int:
 
 def numbered(workload: str, seed: int) -> tuple[list[list[int]], list[bytes]]:
     """Return the rows of a workload as numbers of blocks, and the key of each."""
-    numbers: dict[bytes, int] = {}
+    numbers: dict[int, int] = {}
     rows = [
-        [numbers.setdefault(key, len(numbers)) for key in batch]
-        for batch in GENERATED[workload](seed, 100, 36)
+        [numbers.setdefault(block, len(numbers)) for block in batch]
+        for batch in GENERATED[workload](seed, 100)
     ]
-    return [*rows, []], list(numbers)
+    return [*rows, []], mixed_keys(numbers)
 
 
 def as_arrays(rows: list[list[int]], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -140,16 +140,14 @@ def as_arrays(rows: list[list[int]], seed: int) -> tuple[np.ndarray, np.ndarray,
 
 
 @pytest.mark.parametrize("name", registry.names())
-@pytest.mark.parametrize(
-    ("workload", "capacity"), [("loops", 1), ("scans", 16), ("conversations", 60)]
-)
+@pytest.mark.parametrize(("workload", "capacity"), [("loops", 1), ("scans", 16), ("chats", 60)])
 def test_requests_with_hints_and_events(
     twins: Twins, seed: int, name: str, workload: str, capacity: int
 ) -> None:
     pair = miniatures(twins, name, capacity)
     chance = random.Random(seed)
     position = 0
-    for number, batch in enumerate(GENERATED[workload](seed, 100, 36)):
+    for number, batch in enumerate(map(mixed_keys, GENERATED[workload](seed, 100))):
         keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
         first, end = sorted(chance.randint(0, len(keys)) for _ in range(2))
         told = chance.choice(TOLD), float(number)
@@ -189,12 +187,12 @@ def test_requests_with_hints_and_events(
     [
         ("scans", 0, 0, False, 30),
         ("loops", 1, 1, True, 30),
-        ("conversations", 16, 0, True, 30),
+        ("chats", 16, 0, True, 30),
         ("scans", 16, 6, False, 30),
         ("loops", 60, 0, False, 30),
-        ("conversations", 60, 1, True, 30),
+        ("chats", 60, 1, True, 30),
         ("scans", 1, 0, False, 1),
-        ("conversations", 16, 0, False, 1),
+        ("chats", 16, 0, False, 1),
     ],
 )
 def test_rows_are_served_as_a_manager_serves_them_call_by_call(

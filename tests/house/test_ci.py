@@ -9,14 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S, wait_until
+
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300
 PYTHON = """#!/usr/bin/env bash
 # in the place of an interpreter: its environments hold it, and its nox runs scripts
 case "$2 $3" in
@@ -37,13 +36,6 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists() or not shutil.which("git"),
     reason="needs Linux and git",
 )
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 class Runs:

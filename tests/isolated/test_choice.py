@@ -119,21 +119,9 @@ def test_all_twins_or_none(twins: tuple[ModuleType, ModuleType]) -> None:
 
 @needs_extensions
 def test_a_compiled_module_that_fails_in_another_way_is_named_too() -> None:
-    script = """
-    import sys
-
-    class Broken:
-        def find_spec(self, name, path=None, target=None):
-            if name == "kvoffload.managers._manager_c":
-                raise ModuleNotFoundError("undefined symbol: kvo_map", name=name)
-
-    sys.meta_path.insert(0, Broken())
-    try:
-        import kvoffload
-    except ImportError as error:
-        print(error, "|", error.__cause__)
-    """
-    printed = run_script(script, environment={VARIABLE: "0"})
+    broken = 'ModuleNotFoundError("undefined symbol: kvo_map"'
+    script = IMPORT.replace('ImportError(f"{name} is hidden"', broken)
+    printed = run_script(script, "kvoffload.managers._manager_c", environment={VARIABLE: "0"})
     assert printed.count("undefined symbol: kvo_map") == 2
 
 

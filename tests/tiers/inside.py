@@ -1,16 +1,16 @@
 """The insides of tiers that no caller can reach and some tests have to: all in one place."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
+from kvoffload.testing.tiers import block_bytes_of
 from kvoffload.tiers import DirectoryTier, FileTier, Region, Tier
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.remote.tier import RemoteTier
+from tests.waiting import wait_until
 
 
 class Clock:
@@ -34,14 +34,6 @@ def attached(tier: Tier, num_blocks: int, keys: Sequence[bytes] = ()) -> Region:
 def is_busy(tier: Tier) -> bool:
     """Return whether a thread of the tier has work: a job or a chore."""
     return tier.stats()["unsettled_jobs"] > 0
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait until a condition holds; fail if it does not in a long time."""
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def settle(tier: Tier) -> None:

@@ -49,8 +49,9 @@ def opener_of(kind: str, request: pytest.FixtureRequest) -> Opener:
     if kind in ("memory", "faulty"):
         made = MemoryTier if kind == "memory" else FaultyTier
         return lambda _, size, **options: made(size, **options)
-    if kind in ("slab", "directory"):
-        made = FileTier if kind == "slab" else DirectoryTier
+    if kind in ("slab", "staged slab", "directory"):
+        made = DirectoryTier if kind == "directory" else FileTier
+        made = partial(made, staged=True) if kind == "staged slab" else made
         path = request.getfixturevalue("tmp_path")
         return lambda number, size, **options: made(path / str(number), size, **options)
     server = request.getfixturevalue(kind)

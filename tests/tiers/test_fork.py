@@ -20,6 +20,7 @@ from tests.isolated.scripts import run_script
 from tests.tiers.inside import attached, is_busy
 
 from .attack import start
+from .test_conformance import opener_of
 from .test_tiered_store import calls_of_store
 
 pytestmark = pytest.mark.thorough
@@ -41,11 +42,8 @@ def ends_well(work: Callable[[], None]) -> None:
 
 
 @pytest.fixture(params=["memory", "slab", "staged slab"])
-def tier(request: pytest.FixtureRequest, namespace: Namespace, tmp_path: Path) -> ComposedTier:
-    if request.param == "memory":
-        return MemoryTier(64 * BLOCK, namespace=namespace)
-    staged = request.param == "staged slab"
-    return FileTier(tmp_path, 64 * BLOCK, namespace=namespace, staged=staged)
+def tier(request: pytest.FixtureRequest, namespace: Namespace) -> ComposedTier:
+    return opener_of(request.param, request)(0, 64 * BLOCK, namespace=namespace)
 
 
 def test_a_child_of_a_busy_process_neither_waits_nor_writes(

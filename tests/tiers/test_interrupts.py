@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -25,11 +25,10 @@ from typing import Any
 import pytest
 
 import kvoffload
-from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of, calls_of, run
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, calls_of, run
 from kvoffload.tiers import (
     DirectoryTier,
     FileTier,
-    MemoryTier,
     Namespace,
     Region,
     Status,
@@ -40,6 +39,7 @@ from tests.conftest import read_budget
 from tests.tiers.inside import is_busy
 
 from .attack import report
+from .test_conformance import opener_of
 
 pytestmark = pytest.mark.thorough
 
@@ -190,22 +190,11 @@ Opener = Callable[[], Tier]
 
 
 @pytest.fixture(params=["memory", "slab", "staged slab", "faulty", "directory"])
-def opener(request: pytest.FixtureRequest, namespace: Namespace, tmp_path: Path) -> Opener:
+def opener(request: pytest.FixtureRequest, namespace: Namespace) -> Opener:
     """Return what opens the tier, and opens it again: slabs and directories keep their blocks."""
-    folder = tmp_path / "tier"
-    if request.param == "faulty":
-        return lambda: FaultyTier(NUM_BLOCKS * BLOCK, namespace=namespace)
-    if request.param == "directory":
-        return lambda: DirectoryTier(folder, 64 * BLOCK, threads=2, namespace=namespace)
-    if request.param == "memory":
-        return lambda: MemoryTier(NUM_BLOCKS * BLOCK, namespace=namespace)
-    return lambda: FileTier(
-        folder,
-        NUM_BLOCKS * BLOCK,
-        namespace=namespace,
-        threads=2,
-        staged=request.param == "staged slab",
-    )
+    size = (64 if request.param == "directory" else NUM_BLOCKS) * BLOCK
+    opened = opener_of(request.param, request)
+    return partial(opened, 0, size, threads=2, namespace=namespace)
 
 
 def opened_again(tier: Tier, opener: Opener, region: Region) -> Caller:

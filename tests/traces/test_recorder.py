@@ -30,6 +30,7 @@ from kvoffload.replay import Configuration, replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
 from tests.blocks import METHODS
 from tests.observation import attempt, observe
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -45,13 +46,6 @@ def path(request, tmp_path):
 
 def recorded(path):
     return [request.hash_ids for request in Trace(path)]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def rows(path):
