@@ -20,13 +20,6 @@ WORKLOAD = Workload(300, seed=3)
 SIZE = ["--kv-bytes-per-token", "2048", "--capacity", "200MiB", "--jobs", "1"]
 
 
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.jsonl.gz"
-    write_trace(WORKLOAD, path)
-    return path
-
-
 def test_the_python_that_is_printed_makes_the_manager(kvoffload, trace):
     python = kvoffload("advise", trace, *SIZE).out.partition("\nPython:\n\n")[2]
     made = {}
@@ -58,9 +51,9 @@ def test_blocks_filled_in_part_are_left_out_where_the_lengths_say_which(kvoffloa
     assert (whole["full_blocks"], whole["blocks"]) == (True, full)
     # one request that fits no size: which blocks are full is not known any more
     odd = [*WORKLOAD, Request(10**6, 1, 1, (1, 2, 3))]
-    write_trace(odd, trace)
-    arguments = ["--block-tokens", "512", "--json"]
-    whole = json.loads(kvoffload("advise", trace, *SIZE, *arguments).out)
+    path = tmp_path / "odd.jsonl"
+    write_trace(odd, path)
+    whole = kvoffload("advise", path, *SIZE, "--block-tokens", "512", "--json").value
     blocks = sum(len(request.hash_ids) for request in odd)
     assert (whole["full_blocks"], whole["blocks"]) == (False, blocks)
 

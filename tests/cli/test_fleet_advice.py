@@ -104,15 +104,11 @@ def test_what_host_memory_cannot_gain_is_not_offloaded(kvoffload, trace, advise,
     paid = advise(*asked[:4], "--router", "session", *RATES)
     assert (paid["pays"], paid["recommendation"]["memory"] > 0) == (True, True)
     assert "more than without offloading" in paid["headline"]
-    again = advise(*asked, "--compare", _written(tmp_path / "paid.json", paid))
+    (tmp_path / "paid.json").write_text(json.dumps(paid))
+    again = advise(*asked, "--compare", tmp_path / "paid.json")
     assert {"name": "policy", "before": paid["recommendation"]["policy"], "now": None} in again[
         "changes"
     ]["changes"]
-
-
-def _written(path, value):
-    path.write_text(json.dumps(value))
-    return path
 
 
 def test_a_disk_is_given_in_blocks_in_a_share_or_in_bytes(advise):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Workload
 
 from .conftest import read
 
@@ -15,17 +15,12 @@ pytestmark = pytest.mark.thorough
 NOISY = ("--hints", "both", "--hints-noise", "2.7", "--hints-share", "0.5", "--hints-seed", "7")
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    """A workload whose sessions say that they end."""
-    rows = list(Workload(400, seed=1))
-    last = {row.session: index for index, row in enumerate(rows)}
-    path = tmp_path_factory.mktemp("hints") / "trace.jsonl"
-    write_trace(
-        [replace(row, ends=last[row.session] == index < 350) for index, row in enumerate(rows)],
-        path,
-    )
-    return path
+LAST = {row.session: index for index, row in enumerate(Workload(400, seed=1))}
+WORKLOAD = [
+    replace(row, ends=LAST[row.session] == index < 350)
+    for index, row in enumerate(Workload(400, seed=1))
+]
+"""Its sessions say that they end."""
 
 
 def test_json_says_what_was_told(kvoffload, trace):

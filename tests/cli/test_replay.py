@@ -23,13 +23,6 @@ TIMES = (
 )
 
 
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.jsonl.gz"
-    write_trace(WORKLOAD, path)
-    return path
-
-
 def results(done):
     assert done.code == 0, done.err
     return done.value["results"]
@@ -129,7 +122,7 @@ def test_a_pipe_is_read_once_and_replayed_often(kvoffload, trace, tmp_path, how)
         done = kvoffload("replay", source, *asked)
         feeder.join()
     else:
-        data = gzip.decompress(data) if how == "plain" else data
+        data = gzip.compress(data) if how == "gz" else data
         done = kvoffload("replay", source, *asked, stdin=data)
     assert done.value["trace"] == str(source)
     hits = [row["hits"] for row in results(done)]

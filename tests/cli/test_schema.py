@@ -7,18 +7,13 @@ import jsonschema
 import pytest
 
 from kvoffload.cli._fields import FIELDS
+from kvoffload.traces import Workload
 
+WORKLOAD = Workload(300)
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/reference/results.schema.json").read_text(encoding="utf-8")
 )
 ROW = SCHEMA["$defs"]["row"]["properties"]
-
-
-@pytest.fixture
-def trace(kvoffload, tmp_path):
-    path = tmp_path / "trace.jsonl"
-    kvoffload("generate", "--requests", "300", "--output", path)
-    return path
 
 
 def commands(trace):

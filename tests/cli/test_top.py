@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -30,6 +31,8 @@ from kvoffload.watch.prometheus import WatchCollector  # noqa: E402
 from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  # noqa: E402
 from tests.blocks import block_hash  # noqa: E402
 from tests.watch.watched import SECRET, serve, serving  # noqa: E402
+
+from .conftest import run_here  # noqa: E402
 
 pytestmark = [
     pytest.mark.thorough,
@@ -89,12 +92,10 @@ def server(exported: bytes) -> Iterator[str]:
 
 
 @pytest.fixture
-def command(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+def command(monkeypatch) -> Callable[..., tuple[int, str, str]]:
     def call(*arguments: str, columns: int = 80) -> tuple[int, str, str]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        code = main(["top", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return astuple(run_here("top", *arguments))
 
     return call
 

@@ -36,9 +36,11 @@ def evict(policy: Any, n: int, *protected: bytes) -> str | None:
     return None if evicted is None else names(block for block, _ in evicted)
 
 
-def request(manager: Any, hashes: list[bytes]) -> Any:
+def request(
+    manager: Any, hashes: list[bytes], hints: Hints | None = None, now: float | None = None
+) -> Any:
     """Serve one request by the protocol of a connector; return what `prepare_store` gave."""
-    served = manager.begin(hashes)
+    served = manager.begin(hashes, hints=hints, now=now)
     found = served.lookup()
     if found:
         served.prepare_load(0, found)

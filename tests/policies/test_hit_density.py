@@ -135,10 +135,7 @@ def test_what_an_answer_adds_belongs_to_the_request(twin: ModuleType) -> None:
 
 def expect(manager: Any, hashes: list[bytes], source: str) -> int:
     """Serve a request that says when it returns, then another; return its source's returns."""
-    served = manager.begin(hashes, hints=Hints(expect_s=60.0, source=source))
-    served.prepare_store()
-    served.complete_store()
-    served.finish()
+    request(manager, hashes, Hints(expect_s=60.0, source=source))
     request(manager, [H])
     return int(manager.policy.hint_sources[0].returns)
 
@@ -196,11 +193,7 @@ def test_hints_that_are_right_bring_hits_and_others_take_few(twin: ModuleType) -
     ):
         manager = manager_of(twin, 400)
         for (hashes, now, _), told in zip(rows, hints, strict=True):
-            served = manager.begin(hashes, hints=told, now=now)
-            served.lookup()
-            served.prepare_store()
-            served.complete_store()
-            served.finish()
+            request(manager, hashes, told, now)
         hits.append(manager.stats()["hit_blocks"])
     assert hits[0] > 1.1 * hits[1]
     assert hits[2] > 0.97 * hits[1]

@@ -12,8 +12,9 @@ from kvoffload import CPUOffloadingManager, Hints
 from kvoffload.watch import Watch, WatchReport
 from kvoffload.watch.prometheus import WatchCollector
 from tests.blocks import block_hash
+from tests.policies.steps import request as serve_request
 
-from .watched import SECRET, serve, serve_request
+from .watched import SECRET, serve
 
 LABELS = {"model_name": "model"}
 HINTED = 1

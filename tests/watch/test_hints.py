@@ -22,8 +22,9 @@ from kvoffload.watch.hints import HeardHints, heard
 from kvoffload.watch.metrics import samples, source_label
 from tests.blocks import A, B, C, block_hashes
 from tests.policies.steps import announced
+from tests.policies.steps import request as serve_request
 
-from .watched import SECRET, serve_request, whole
+from .watched import SECRET, whole
 
 HOSTILE = ["\n", "\\n", '"', "{}", "\ud800", "\u202e", "\x1b[31m", "\U000e0001" * 64, ""]
 

@@ -20,8 +20,9 @@ from kvoffload.watch.minis import Miniatures, miniature_bias
 from kvoffload.watch.overdue import find_overdue
 from kvoffload.watch.points import lacking_hits
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
+from tests.policies.steps import request as serve_request
 
-from .watched import Clock, requests, serve, serve_request, watched, whole
+from .watched import Clock, requests, serve, watched, whole
 
 
 def test_a_lookup_serves_a_share_of_what_was_collected(twin, seed, monkeypatch):

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from kvoffload import Hints
 from kvoffload.watch import Watch
 from tests.blocks import block_hash
 
@@ -107,21 +106,6 @@ def served(
         if len(stores) > under_way:
             stores.popleft().complete_store()
     return manager
-
-
-def serve_request(
-    manager: Any, hashes: list[bytes], hints: Hints | None = None, now: float | None = None
-) -> int:
-    """Do the same by a request, whose client may have said something; return the hits."""
-    request = manager.begin(hashes, hints=hints, now=now)
-    found: int = request.lookup()
-    if found:
-        request.prepare_load(0, found)
-        request.complete_load(0, found)
-    request.prepare_store()
-    request.finish()
-    request.complete_store()
-    return found
 
 
 @contextmanager
