@@ -5,9 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,15 +115,6 @@ def test_a_line_that_cannot_be_written_changes_nothing(monkeypatch: pytest.Monke
             full.close()
 
 
-@dataclass
-class Distribution:
-    record: str | None
-
-    def read_text(self, name: str) -> str | None:
-        assert name == "direct_url.json"
-        return self.record
-
-
 @pytest.mark.parametrize(
     ("record", "requirement"),
     [
@@ -141,6 +132,7 @@ def test_what_builds_it_is_installed_from_where_the_package_came_from(
     record: dict[str, object] | None, requirement: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = None if record is None else json.dumps(record)
-    found = [Distribution(None), Distribution(text)]  # a source tree stands before the package
+    # a source tree stands before the package
+    found = [SimpleNamespace(read_text={"direct_url.json": one}.get) for one in (None, text)]
     monkeypatch.setattr(metadata, "distributions", lambda name: found)
     assert entry._requirement() == requirement

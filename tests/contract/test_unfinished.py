@@ -11,37 +11,20 @@ import pytest
 
 from kvoffload import Backend, BlockStatus
 from kvoffload.policies import registry
-from tests.blocks import A, B
+from tests.blocks import METHODS, A, B
 from tests.parts import ListBackend
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "begin": ([A],),
-    "begun": ([A],),
-    "finished": ([A],),
-    "lookup": ([A],),
-    "touch": ([A],),
-    "release": ([A],),
-    "prepare_load": ([A],),
-    "complete_load": ([A],),
-    "prepare_store": ([A],),
-    "complete_store": ([A],),
-    "take_events": (),
-    "reset_cache": (),
-    "stats": (),
-    "get": (A,),
+    **dict.fromkeys((*METHODS, "begin", "begun", "finished", "allocate_blocks"), ([A],)),
+    **dict.fromkeys(("take_events", "reset_cache", "stats", "clear", "get_num_free_blocks"), ()),
+    **dict.fromkeys(("_check", "__len__"), ()),
+    **dict.fromkeys(("get", "remove", "__contains__"), (A,)),
     "insert": (A, BlockStatus(0)),
-    "remove": (A,),
     "evict": (1, ()),
     "make_room": ([A, B], 0, ()),
-    "clear": (),
-    "get_num_free_blocks": (),
-    "allocate_blocks": ([A],),
     "free": (BlockStatus(0),),
     "get_load_store_spec": ([A], [BlockStatus(0)]),
     "set_declining": (True,),
-    "_check": (),
-    "__len__": (),
-    "__contains__": (A,),
 }
 """Arguments of each method; every method of every class below is here."""
 

@@ -9,8 +9,8 @@ import shlex
 import shutil
 import sysconfig
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -32,19 +32,6 @@ if not (ROOT / "setup.py").exists():
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
 
-@dataclass
-class Built:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def wheel(self) -> str:
-        """The name of the wheel."""
-        assert self.code == 0, self.err
-        return self.out.splitlines()[-1]
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Return a source tree with one extension."""
@@ -58,11 +45,16 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(tree: Path, kind: str = "wheel", **variables: str) -> Built:
+def build(tree: Path, kind: str = "wheel", **variables: str) -> "CompletedProcess[str]":
     """Build a wheel as pip would, with no variable of the caller's that a compiler heeds."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
-    done = run_python("-c", BUILD.format(kind), cwd=tree, env=kept | variables)
-    return Built(done.returncode, done.stdout, done.stderr)
+    return run_python("-c", BUILD.format(kind), cwd=tree, env=kept | variables)
+
+
+def wheel_of(built: "CompletedProcess[str]") -> str:
+    """Return the name of the wheel."""
+    assert built.returncode == 0, built.stderr
+    return built.stdout.splitlines()[-1]
 
 
 def held(tree: Path, wheel: str) -> set[str]:
@@ -80,24 +72,25 @@ def nowhere(tree: Path) -> str:
 
 @pytest.mark.skipif(not shutil.which(COMPILER), reason="there is no C compiler")
 def test_with_a_compiler_the_wheel_is_compiled(tree: Path) -> None:
-    built = build(tree)
-    assert not built.wheel.endswith("-none-any.whl")
-    assert ".so" in held(tree, built.wheel)
+    wheel = wheel_of(build(tree))
+    assert not wheel.endswith("-none-any.whl")
+    assert ".so" in held(tree, wheel)
 
 
 @pytest.mark.parametrize("why", ["there is no compiler", "it is asked for"])
 def test_the_wheel_is_pure_and_its_tag_says_so_where(tree: Path, why: str) -> None:
     is_asked = why == "it is asked for"
     built = build(tree, **{"KVOFFLOAD_PURE_PYTHON": "1"} if is_asked else {"PATH": nowhere(tree)})
-    assert built.wheel.endswith("-py3-none-any.whl")
-    assert held(tree, built.wheel) == {".py"}
-    assert is_asked != (f"there is no C compiler: {COMPILER} is not found" in built.err)
+    wheel = wheel_of(built)
+    assert wheel.endswith("-py3-none-any.whl")
+    assert held(tree, wheel) == {".py"}
+    assert is_asked != (f"there is no C compiler: {COMPILER} is not found" in built.stderr)
 
 
 def test_an_editable_install_is_a_folder_on_the_path_where_type_checkers_look(tree: Path) -> None:
     """They read the lines of a .pth file that name folders, and run no import hook."""
-    built = build(tree, "editable", KVOFFLOAD_PURE_PYTHON="1")
-    with zipfile.ZipFile(tree / "dist" / built.wheel) as archive:
+    wheel = wheel_of(build(tree, "editable", KVOFFLOAD_PURE_PYTHON="1"))
+    with zipfile.ZipFile(tree / "dist" / wheel) as archive:
         (name,) = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert name.endswith(".pth")
         (line,) = archive.read(name).decode().splitlines()
@@ -126,9 +119,9 @@ def test_a_build_without_its_extensions_fails_with_one_line(
         "none": lambda tree: {"PATH": nowhere(tree)},
     }[case](tree)
     built = build(tree, KVOFFLOAD_PURE_PYTHON=choice, **variables)
-    assert built.code == 1
-    assert built.err.splitlines()[-1] == LINE
-    assert "Traceback" not in built.err
+    assert built.returncode == 1
+    assert built.stderr.splitlines()[-1] == LINE
+    assert "Traceback" not in built.stderr
     assert not list(tree.glob("dist/*"))
 
 
