@@ -23,11 +23,6 @@ def fleet(kvoffload, trace):
     return run
 
 
-def results(done):
-    assert done.code == 0, done.err
-    return done.value["results"]
-
-
 def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload, trace):
     arguments = (
         *("--engines", "2,3", "--router", "sticky,events?lag_ms=5", "--policy", "lru"),
@@ -53,10 +48,9 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
 
 def test_the_address_of_a_tier_gives_its_size_and_policy(fleet):
     address = "slab:/nowhere?capacity=10MiB&policy=arc"
-    found = results(
-        fleet("--engines", "2", "--shared", address, "--capacity", "8", *SIZE, "--json")
-    )
-    assert {(one["tier_blocks"], one["tier_policy"]) for one in found} == {(10, "arc")}
+    done = fleet("--engines", "2", "--shared", address, "--capacity", "8", *SIZE, "--json")
+    found = {(one["tier_blocks"], one["tier_policy"]) for one in done.value["results"]}
+    assert found == {(10, "arc")}
 
 
 def test_the_picture_is_drawn(fleet, tmp_path):

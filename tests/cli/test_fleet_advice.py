@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 from kvoffload.traces import write_trace
 
-from .conftest import growing
+from .conftest import growing, read
 
 pytestmark = pytest.mark.thorough
 WORKLOAD = growing(12, 20)
 
-SIZE = ("--kv-bytes-per-token", "65536", "--jobs", "1", "--quiet")
+SIZE = ("--kv-bytes-per-token", "65536", "--jobs", "1")
 RATES = ("--prefill-tokens-per-second", "1000", "--link-bandwidth", "1GB")
 
 
 @pytest.fixture
 def advise(kvoffload, trace):
-    def run(*arguments):
-        done = kvoffload("advise", trace, *SIZE, *arguments, "--json")
-        assert done.code == 0, done.err
-        return done.value
-
-    return run
+    return partial(read, kvoffload, "advise", trace, *SIZE)
 
 
 def test_a_fleet_is_recommended_with_its_configuration(kvoffload, trace, advise, tmp_path):
@@ -136,7 +132,7 @@ def test_what_changed_since_an_earlier_advice_is_said(kvoffload, trace, advise, 
         assert new["findings"][0]["title"] == "Changes"
         same = advise("--capacity", "20MiB", *more, "--compare", path)
         assert same["changes"]["changes"] == []
-    asked = ("advise", trace, *SIZE, "--capacity", "20MiB", "--compare")
+    asked = ("advise", trace, *SIZE, "--quiet", "--capacity", "20MiB", "--compare")
     message = "--compare file must have advice on one engine, got advice on several engines"
     assert kvoffload(*asked, path).error == message
     path.write_text("{")

@@ -23,11 +23,6 @@ TIMES = (
 )
 
 
-def results(done):
-    assert done.code == 0, done.err
-    return done.value["results"]
-
-
 def expected(requests, policy, capacity, block_tokens=512):
     groups = GroupChunks.of_blocks(block_tokens)
     result = replay(requests, Configuration(policy=policy, host=capacity, groups=groups))
@@ -85,7 +80,7 @@ def test_json_is_one_object_with_what_the_library_counts(
 def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvoffload):
     done = kvoffload("replay", "--limit", 1000, "--capacity", "2%", "--json")
     assert done.err == ""
-    rows = results(done)
+    rows = done.value["results"]
     assert [row["policy"] for row in rows] == ["lru", "hit-density", "belady"]
     hits = [row["hits"] for row in rows]
     assert hits == sorted(hits)
@@ -93,14 +88,15 @@ def test_without_a_policy_the_default_stands_between_lru_and_the_ceiling(kvofflo
     assert "admitted" in kvoffload("replay", "--limit", 1000, "--capacity", "2%").out
     loop = kvoffload("replay", "--limit", 100, "--closed-loop", "recorded", "--json")
     assert loop.err == ""
-    assert {row["policy"] for row in results(loop)} == {"lru", "hit-density"}  # belady has no loop
+    policies = {row["policy"] for row in loop.value["results"]}
+    assert policies == {"lru", "hit-density"}  # belady has no loop
 
 
 def test_without_a_block_size_the_token_ratio_is_left_out(kvoffload, tmp_path):
     path = tmp_path / "unsized.jsonl"
     write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))], path)
     done = kvoffload("replay", path, "--capacity=5", "--json", "--policy=lru")
-    (row,) = results(done)
+    (row,) = done.value["results"]
     assert row["token_hit_ratio"] is None
     assert row["hit_ratio"] == pytest.approx(1 / 3)
     assert done.err.startswith("note: no block size fits all requests")
@@ -125,8 +121,8 @@ def test_a_pipe_is_read_once_and_replayed_often(kvoffload, trace, tmp_path, how)
         data = gzip.compress(data) if how == "gz" else data
         done = kvoffload("replay", source, *asked, stdin=data)
     assert done.value["trace"] == str(source)
-    hits = [row["hits"] for row in results(done)]
-    assert hits == [row["hits"] for row in results(kvoffload("replay", trace, *asked))]
+    hits = [row["hits"] for row in done.value["results"]]
+    assert hits == [row["hits"] for row in kvoffload("replay", trace, *asked).value["results"]]
 
 
 def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import kvoffload
 from tests.conftest import AVAILABLE
+from tests.differential.pairs import Twins
 from tests.isolated.scripts import run_script
 
 needs_extensions = pytest.mark.skipif(
@@ -94,7 +94,7 @@ def require_refusal(printed: str, hidden: str) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_every_value(twins: tuple[ModuleType, ModuleType], value: str | None) -> None:
+def test_every_value(twins: Twins, value: str | None) -> None:
     present, absent = VALUES[value]
     assert choose(value) == f"implementation {present}\n"
     printed = choose(value, *extension_modules())
@@ -111,7 +111,7 @@ def twin_modules() -> list[str]:
 
 
 @pytest.mark.thorough
-def test_all_twins_or_none(twins: tuple[ModuleType, ModuleType]) -> None:
+def test_all_twins_or_none(twins: Twins) -> None:
     for name in twin_modules():
         assert choose(None, name) == "implementation python\n"
         require_refusal(choose("0", name), re.escape(name))

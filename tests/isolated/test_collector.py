@@ -6,11 +6,10 @@ finalisers are re-entrant calls, and they must find the state before or after.
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from kvoffload.policies import registry
+from tests.differential.pairs import Twins
 from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
@@ -78,9 +77,7 @@ print("standing")
 
 @pytest.mark.parametrize("how", ["managed", "alone"])
 @pytest.mark.parametrize("policy", registry.names())
-def test_finalisers_that_call_back(
-    twins: tuple[ModuleType, ModuleType], policy: str, how: str
-) -> None:
+def test_finalisers_that_call_back(twins: Twins, policy: str, how: str) -> None:
     assert run_script(TRAP + TRAPS, twins[1].__name__, policy, how) == "standing\n"
 
 
@@ -133,9 +130,7 @@ print("standing")
 """
 
 
-def test_a_finaliser_that_stores_during_a_reset_loses_no_slot(
-    twins: tuple[ModuleType, ModuleType],
-) -> None:
+def test_a_finaliser_that_stores_during_a_reset_loses_no_slot(twins: Twins) -> None:
     assert run_script(TRAP + RESETS, twins[1].__name__) == "standing\n"
 
 
@@ -181,7 +176,7 @@ print("standing")
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_a_finaliser_that_evicts_during_a_get_shows_no_other_block(
-    twins: tuple[ModuleType, ModuleType], policy: str
+    twins: Twins, policy: str
 ) -> None:
     assert run_script(TRAP + STATUSES, twins[1].__name__, policy) == "standing\n"
 
@@ -223,6 +218,6 @@ print("standing")
 
 @pytest.mark.parametrize("what", ["events", "evicted"])
 def test_a_finaliser_that_takes_or_reads_what_is_copied_or_read_first(
-    twins: tuple[ModuleType, ModuleType], what: str
+    twins: Twins, what: str
 ) -> None:
     assert run_script(TRAP + READS, twins[1].__name__, what) == "standing\n"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import subprocess
 from collections import Counter
-from types import ModuleType
 
 import pytest
 
 from kvoffload._sampling import hash_key, words_of
+from tests.differential.pairs import Twins
 from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
@@ -76,12 +76,12 @@ faulthandler.dump_traceback_later(60, exit=True)
 """
 
 
-def test_the_index_asks_the_system_for_its_secret(twins: tuple[ModuleType, ModuleType]) -> None:
+def test_the_index_asks_the_system_for_its_secret(twins: Twins) -> None:
     script = "CPUOffloadingManager(16, 8); CPUOffloadingManager(16, 8); print(drawn)"
     assert run_script(WITH_SECRET + script).strip() == "[64, 64]"
 
 
-def test_keys_that_all_collide_are_slow_and_right(twins: tuple[ModuleType, ModuleType]) -> None:
+def test_keys_that_all_collide_are_slow_and_right(twins: Twins) -> None:
     run_script(
         WITH_SECRET
         + """
@@ -102,9 +102,7 @@ for start in (0, 150, 250, 50, 0, 350):
     )
 
 
-def test_a_search_ends_though_every_bucket_overflowed(
-    twins: tuple[ModuleType, ModuleType],
-) -> None:
+def test_a_search_ends_though_every_bucket_overflowed(twins: Twins) -> None:
     # A full bucket sends a thirteenth key on. Twelve of them leave; the key that was sent on keeps
     # the mark "search on" in its home. Done to each bucket, no bucket ends a search for what is
     # not there: only having seen all of them does.
@@ -131,9 +129,7 @@ manager._check()
     )
 
 
-def test_tables_beyond_the_last_number_are_searched_like_the_first(
-    twins: tuple[ModuleType, ModuleType],
-) -> None:
+def test_tables_beyond_the_last_number_are_searched_like_the_first(twins: Twins) -> None:
     """A table's first version holds its number in 24 bits; version 0 would mean searched before."""
     from kvoffload._core import table
 

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from kvoffload.policies import registry
+from tests.differential.pairs import Twins
 from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.thorough
@@ -264,9 +265,7 @@ def run(script: str, policy: str, whose: str) -> str:
 
 @pytest.mark.parametrize("whose", WHOSE)
 @pytest.mark.parametrize("policy", ONE_IN_EACH_CHANGE)
-def test_a_failing_allocation_changes_nothing(
-    twins: tuple[ModuleType, ModuleType], policy: str, whose: str
-) -> None:
+def test_a_failing_allocation_changes_nothing(twins: Twins, policy: str, whose: str) -> None:
     if whose == PYTHONS and sys.version_info < (3, 11):
         pytest.skip("CPython 3.10 breaks a function whose 1,024th call finds no memory")
     assert run(CALLS, policy, whose) == "nothing changed\n"
@@ -274,17 +273,13 @@ def test_a_failing_allocation_changes_nothing(
 
 @pytest.mark.refused_allocations
 @pytest.mark.parametrize("policy", registry.names())
-def test_a_failing_allocation_while_the_storage_grows(
-    twins: tuple[ModuleType, ModuleType], policy: str
-) -> None:
+def test_a_failing_allocation_while_the_storage_grows(twins: Twins, policy: str) -> None:
     assert run(GROWTH, policy, "ours") == "nothing changed\n"
 
 
 @pytest.mark.parametrize("whose", WHOSE)
 @pytest.mark.parametrize("policy", registry.names())
-def test_an_object_whose_construction_failed_says_so(
-    twins: tuple[ModuleType, ModuleType], policy: str, whose: str
-) -> None:
+def test_an_object_whose_construction_failed_says_so(twins: Twins, policy: str, whose: str) -> None:
     assert run(UNFINISHED, policy, whose) == "nothing works\n"
 
 

@@ -16,6 +16,7 @@ from kvoffload import BlockStatus, CPULoadStoreSpec, OffloadingEvent, PrepareSto
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, store
+from tests.differential.pairs import Twins
 from tests.isolated.scripts import run_script
 from tests.observation import as_value, observe
 from tests.parts import ListBackend, ListPolicy
@@ -196,9 +197,7 @@ for call in (policy.touch, lambda hashes: policy.evict(1, hashes)):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
-def test_a_policy_whose_second_construction_fails_in_a_call_says_so(
-    twins: tuple[ModuleType, ModuleType],
-) -> None:
+def test_a_policy_whose_second_construction_fails_in_a_call_says_so(twins: Twins) -> None:
     assert twins[1].__name__ == "tests._compiled"
     said = "failed\nthe policy is not initialised: call super().__init__() first\n"
     assert run_script(FAILED_AGAIN) == 2 * said

@@ -15,6 +15,7 @@ from kvoffload.policies._queue_py import _Search
 from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import block_hash, block_hashes, store
+from tests.differential.pairs import Twins
 from tests.observation import observe
 from tests.policies.steps import policy_of, request
 
@@ -23,9 +24,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.mark.refused_allocations
 @pytest.mark.parametrize("name", ["sieve", "s3fifo"])
-def test_an_allocation_that_fails_changes_nothing(
-    twins: tuple[ModuleType, ModuleType], name: str
-) -> None:
+def test_an_allocation_that_fails_changes_nothing(twins: Twins, name: str) -> None:
     outcomes = []
     chain = block_hashes(*range(1000, 1150))
     for allocations in range(10):
@@ -61,9 +60,7 @@ def full_of_chains(twin: ModuleType, num_chains: int, length: int = 2) -> Any:
 
 
 @pytest.mark.refused_allocations
-def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
-    twins: tuple[ModuleType, ModuleType],
-) -> None:
+def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(twins: Twins) -> None:
     """Blocks are parked, taken from the heap and put back into it; each step may lack memory."""
     _, compiled = twins
     failures = 0
@@ -93,7 +90,7 @@ def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
 
 
 def test_a_search_in_python_looks_once_at_what_waits(
-    monkeypatch: pytest.MonkeyPatch, twins: tuple[ModuleType, ModuleType]
+    monkeypatch: pytest.MonkeyPatch, twins: Twins
 ) -> None:
     looks = 0
     may_leave = _Search.may_leave
