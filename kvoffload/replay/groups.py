@@ -422,7 +422,7 @@ class GroupChunks:
         known = num_blocks * self.block_tokens
         if self.is_plain:
             return known
-        return min(input_length, known + self.block_tokens - 1) if input_length else known + 1
+        return min(input_length or known + 1, known + self.block_tokens - 1)
 
     # -- loads -----------------------------------------------------------------------------
 
@@ -579,7 +579,7 @@ class GroupChunks:
             groups = kinds.setdefault(self._rules[group], [])
             if group not in groups:
                 groups.append(group)
-        hit, longest = length - 1, 0
+        hit, longest = max(0, length - 1), 0
         of_full: dict[_Rule, int] = {}
         while True:
             found = hit

@@ -112,6 +112,9 @@ def test_the_length_of_a_prompt() -> None:
     assert chunks.length_of(30, 2) == 30
     assert chunks.length_of(0, 2) == 33  # not known
     assert chunks.length_of(100, 2) == 47  # what is cut off is not there
+    by_token = bound(CHUNKED, block_tokens=1)
+    assert by_token.length_of(0, 15) == 15  # one more would end a chunk
+    assert by_token.local(0, lambda chunk: chunk.chunk < 0) == (0, 0)
 
 
 ONE_MORE = bound(FULL, Group("window", 12, 16, 49))  # than whole chunks, of which one is not stored
