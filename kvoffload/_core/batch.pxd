@@ -128,6 +128,14 @@ cdef inline void omit_node(Table* table, Batch* batch, Py_ssize_t index) noexcep
     batch.node_ids[index] = NIL
 
 
+cdef inline bint has_flag(
+    Table* table, const Batch* batch, Py_ssize_t index, uint8_t flag
+) noexcept nogil:
+    """Return whether the node of a key has a flag."""
+    cdef uint32_t node_id = batch.node_ids[index]
+    return node_id != NIL and node_at(table, node_id).flags & flag != 0
+
+
 cdef inline void find_group(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
 ) noexcept nogil:

@@ -70,7 +70,6 @@ from kvoffload.policies._steps_c cimport (
     meet,
     num_known,
     num_ready,
-    release_unshared,
     resident,
     serve_at_once,
     settle,
@@ -474,7 +473,7 @@ cdef void note_lookup(CompiledSteps steps, Batch* batch, Py_ssize_t num_hits) no
 
 cdef void release_batch(CompiledSteps steps, Batch* batch) noexcept:
     """Release the blocks that only one session uses; the policy has made room."""
-    release_unshared(steps._policy, batch)
+    steps._policy.c_release(batch, IS_SHARED)
     if steps._watch is not None:
         steps._watch.c_released(steps._policy.table, batch)
 

@@ -1,6 +1,6 @@
 """The duel, compiled: see ``_duel_py``."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Table
@@ -45,16 +45,16 @@ cdef class Duel:
     cdef Gain gain
 
     cdef void clear(self) noexcept
-    # Take the sampled blocks of a batch, whose bits are drawn.
-    cdef Py_ssize_t take(self, Batch* batch) noexcept
+    # Take the sampled blocks of a batch, whose bits are drawn, but for nodes with a flag of `kept`.
+    cdef Py_ssize_t take(self, Table* table, Batch* batch, uint8_t kept) noexcept
     # Serve such a request to the miniatures; return the rule that leads.
     cdef int serve(
         self, Table* table, Batch* batch, const Hint* hint, double mean_length
     ) noexcept
     cdef void measure_lag(self, Table* table) noexcept
     # Apply a hint at the end of such a request; release such blocks.
-    cdef void finish(self, Batch* batch, const Hint* hint) noexcept
-    cdef void release(self, Batch* batch) noexcept
+    cdef void finish(self, Table* table, Batch* batch, const Hint* hint) noexcept
+    cdef void release(self, Table* table, Batch* batch, uint8_t kept) noexcept
     cdef bint ensure_release(self) noexcept
     # Note a store of the cache by its first key.
     cdef void note_store(self, uint64_t hashed) noexcept

@@ -1,10 +1,10 @@
 """The duel of hit density and LRU in miniatures, compiled; see ``_duel_py`` for the rules."""
 
 from libc.math cimport sqrt
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from kvoffload._core.batch cimport Batch
+from kvoffload._core.batch cimport Batch, has_flag
 from kvoffload._core.index cimport NIL, Probe, probe_from, probe_next
 from kvoffload._core.table cimport Table, hash_node, node_at
 from kvoffload.policies._miniature_c cimport Miniature
@@ -62,10 +62,12 @@ cdef class Duel:
         self.by_density.clear()
         self.by_recency.clear()
 
-    cdef Py_ssize_t take(self, Batch* batch) noexcept:
+    cdef Py_ssize_t take(self, Table* table, Batch* batch, uint8_t kept) noexcept:
         cdef Py_ssize_t index = 0, size = 0
         while index < batch.size and size < self.by_density.most:
-            if is_sampled(batch.drawn[index], self.shift):
+            if is_sampled(batch.drawn[index], self.shift) and not (
+                kept and has_flag(table, batch, index, kept)
+            ):
                 batch.indexes[size] = <uint32_t>index
                 size += 1
             index += 1
@@ -79,7 +81,7 @@ cdef class Duel:
         self, Table* table, Batch* batch, const Hint* hint, double mean_length
     ) noexcept:
         cdef bint ends = hint != NULL and hint.ends
-        cdef Py_ssize_t size = self.take(batch), plain
+        cdef Py_ssize_t size = self.take(table, batch, 0), plain
         cdef double found, lead, at, before
         cdef int other = 1 - self.rule
         self.request += 1
@@ -109,13 +111,13 @@ cdef class Duel:
             self.oldest = (self.oldest + 1) % MOST_NOTED
             self.num_noted -= 1
 
-    cdef void finish(self, Batch* batch, const Hint* hint) noexcept:
-        self.take(batch)
+    cdef void finish(self, Table* table, Batch* batch, const Hint* hint) noexcept:
+        self.take(table, batch, 0)
         self.by_density.c_finish(hint)
         self.by_recency.c_finish(hint)
 
-    cdef void release(self, Batch* batch) noexcept:
-        self.take(batch)
+    cdef void release(self, Table* table, Batch* batch, uint8_t kept) noexcept:
+        self.take(table, batch, kept)
         self.by_density.c_release()
         self.by_recency.c_release()
         if self.without_hints is not None:

@@ -18,6 +18,7 @@ from kvoffload._core.batch cimport (
     batch_open,
     find_all,
     find_hashed,
+    has_flag,
     item_key,
     item_length,
 )
@@ -850,7 +851,7 @@ cdef class _HitDensity(CompiledPolicy):
             self.source_counts[said // STEPS - FIRST_SOURCE][0] += 1
         if said and self.duel is not None:
             draw(self, batch)
-            self.duel.finish(batch, hint)
+            self.duel.finish(self.table, batch, hint)
 
     # -- hints -------------------------------------------------------------------------------
 
@@ -974,13 +975,13 @@ cdef class _HitDensity(CompiledPolicy):
             self.duel is None or self.duel.ensure_release()
         )
 
-    cdef void c_release(self, Batch* batch) noexcept:
+    cdef void c_release(self, Batch* batch, uint8_t kept) noexcept:
         cdef Py_ssize_t index
         cdef Record record
-        CompiledPolicy.c_release(self, batch)
+        CompiledPolicy.c_release(self, batch, kept)
         fetch_ghosts(self, batch)
         for index in range(batch.size):
-            if not find(self, batch, index, &record):
+            if has_flag(self.table, batch, index, kept) or not find(self, batch, index, &record):
                 continue
             if record.is_ghost:
                 self.memory.items[record.owner].note |= RELEASED
@@ -988,7 +989,7 @@ cdef class _HitDensity(CompiledPolicy):
                 node_at(self.table, record.owner).note |= IS_RELEASED
         if self.duel is not None:
             draw(self, batch)
-            self.duel.release(batch)
+            self.duel.release(self.table, batch, kept)
 
     cdef bint take_one(self, uint32_t node_id, Node* node) noexcept:
         cdef Ring* ring = ring_of(self, label_of(node))

@@ -26,7 +26,7 @@ from kvoffload._core.batch cimport (
 )
 from kvoffload._core.items cimport first_bad, list_items
 from kvoffload._core.memory cimport discard, grow
-from kvoffload._core.table cimport Node, node_at
+from kvoffload._core.table cimport IS_SHARED, Node, node_at
 from kvoffload._core.victims cimport victims_ensure
 from kvoffload.policies._steps_c cimport (
     begin_block,
@@ -37,7 +37,6 @@ from kvoffload.policies._steps_c cimport (
     make_ready,
     meet,
     num_ready,
-    release_unshared,
     resident,
     settle,
 )
@@ -135,7 +134,7 @@ cdef class Miniature:
         self.c_finish(last)
         leave(policy.table, &self.batch, met, own, 1)
         if last != NULL and last.ends:
-            release_unshared(policy, &self.batch)
+            policy.c_release(&self.batch, IS_SHARED)
         return num_hits
 
     cdef Py_ssize_t ask(self) noexcept:
@@ -231,7 +230,7 @@ cdef class Miniature:
 
     cdef void c_release(self) noexcept:
         find_changed(self.policy.table, &self.batch)
-        self.policy.c_release(&self.batch)
+        self.policy.c_release(&self.batch, 0)
 
     cpdef void clear(self) noexcept:
         """Forget everything but the counts."""

@@ -261,21 +261,3 @@ cdef inline void serve_at_once(
     if known:
         go_on(table, batch, known)
     mark_ends(table, batch, known, num_last)
-
-
-cdef inline void release_unshared(CompiledPolicy policy, const Batch* batch) noexcept:
-    """Release the blocks that are not shared, last first; the policy has made room."""
-    cdef Py_ssize_t start, end = batch.size
-    cdef Batch part
-    while end > 0:
-        start = end
-        while start > 0 and not is_shared(policy.table, batch.node_ids[start - 1]):
-            start -= 1
-        if start < end:
-            part = batch_part(batch, start, end)
-            policy.c_release(&part)
-        end = start - 1
-
-
-cdef inline bint is_shared(Table* table, uint32_t node_id) noexcept:
-    return node_id != NIL and node_at(table, node_id).flags & IS_SHARED

@@ -105,8 +105,8 @@ cdef class CompiledPolicy:
     ) except? NULL
     # Return the number by which the policy knows a source of hints, or will once it is used.
     cdef int c_source(self, str source) except -1
-    # Release the batch's blocks, last first; room was made.
-    cdef void c_release(self, Batch* batch) noexcept
+    # Release the batch's blocks but for nodes with a flag of `kept`, last first; room was made.
+    cdef void c_release(self, Batch* batch, uint8_t kept) noexcept
     # Answer as `c_make_room`, taking only free slots and those of released blocks.
     cdef int64_t c_make_room_of_released(
         self, Batch* batch, int64_t n, int64_t num_free

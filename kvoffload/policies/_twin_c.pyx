@@ -281,7 +281,7 @@ cdef class CompiledPolicy:
         find_all(self.table, &self.batch)
         if not self.ensure_release(self.batch.size):
             raise MemoryError()
-        self.c_release(&self.batch)
+        self.c_release(&self.batch, 0)
 
     def _extend_alone(self, hashes):
         """Touch blocks that extend a request, without beginning a new request."""
@@ -567,12 +567,12 @@ cdef class CompiledPolicy:
     cdef bint ensure_release(self, Py_ssize_t n) noexcept:
         return released_ensure(&self.released, self.table.num_used + <uint64_t>n)
 
-    cdef void c_release(self, Batch* batch) noexcept:
+    cdef void c_release(self, Batch* batch, uint8_t kept) noexcept:
         cdef Py_ssize_t index
         cdef uint32_t node_id
         for index in range(batch.size - 1, -1, -1):
             node_id = batch.node_ids[index]
-            if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
+            if node_id != NIL and node_at(self.table, node_id).flags & (RESIDENT | kept) == RESIDENT:
                 released_add(&self.released, node_id)
 
     cdef uint64_t count_released(self, uint64_t most) noexcept:

@@ -28,11 +28,10 @@ from kvoffload._core.batch cimport (
     item_length,
 )
 from kvoffload._core.memory cimport discard, grow
-from kvoffload._core.table cimport Node, holds_key, node_at
+from kvoffload._core.table cimport IS_SHARED, Node, holds_key, node_at
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._steps_c cimport (
     make_ready,
-    release_unshared,
     resident,
     serve_at_once,
     touch_as_stored,
@@ -313,7 +312,7 @@ cdef class SteppedMiniature(Miniature):
             known -= 1
         serve_at_once(policy.table, batch, known, 1)
         if self.at_finish != NULL and self.at_finish.ends:
-            release_unshared(policy, batch)
+            policy.c_release(batch, IS_SHARED)
 
     cdef Py_ssize_t choose(self, uint8_t flags, uint8_t others, Py_ssize_t size) noexcept:
         """Put the blocks with one of `flags` into the part; return their number.

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from kvoffload import Hints
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.conftest import read_budget
-from tests.differential.pairs import Twins
+from tests.differential.pairs import Pair, Twins
 from tests.differential.traffic import STEPS, Traffic
 from tests.parts import ListBackend
 
@@ -34,6 +35,16 @@ def test_a_long_run_of_sessions_with_hints(twins: Twins, seed: int, capacity: in
     policy = traffic.pair.compiled.policy
     assert policy.hint_sources
     assert policy.hint_gain is not None
+
+
+def test_sessions_longer_than_small_caches_end_around_shared_blocks(twins: Twins) -> None:
+    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 2, "hit-density"))
+    for prompt in ("1.", "331", "4303", "054301.", "234444.", "321"):
+        request = pair.begin([block.encode() for block in prompt.rstrip(".")])
+        request.do("prepare_store")
+        request.do("complete_store")
+        request.finish(Hints(ends=prompt.endswith(".")))
+    pair.agree()
 
 
 @pytest.mark.parametrize("name", registry.names())

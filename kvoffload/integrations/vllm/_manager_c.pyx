@@ -52,6 +52,7 @@ from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.table cimport (
+    IS_SHARED,
     NIL,
     RESIDENT,
     Node,
@@ -101,7 +102,6 @@ from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._steps_c cimport (
     choose_missing,
     forget,
-    release_unshared,
     resident,
     serve_at_once,
 )
@@ -916,7 +916,7 @@ cdef class RequestManagerCore:
             known -= 1
         serve_at_once(self.policy.table, &self.steps.batch, known, num_last)
         if access.ends:
-            release_unshared(self.policy, &self.steps.batch)
+            self.policy.c_release(&self.steps.batch, IS_SHARED)
         if every is not None:
             self.watching.core.hear(access.hints, NAN)
             self.watching.c_finished(
