@@ -150,10 +150,12 @@ class TraceHints(Arrays):
         return cls.of_collected(Collector(requests), options)
 
     @classmethod
-    def of_collected(cls, collector: Collector, options: HintOptions) -> TraceHints:
-        """Return the hints of the requests of a collector."""
+    def of_collected(
+        cls, collector: Collector, options: HintOptions, *, by_arrival: bool = False
+    ) -> TraceHints:
+        """Return the hints of the requests of a collector, each session's in this order."""
         times, sessions = np.array(collector.times), np.array(collector.sessions)
-        order = np.argsort(sessions, kind="stable")
+        order = np.lexsort((times * by_arrival, sessions))  # stable
         before, after = followers(sessions, order)
         gaps = np.full(len(times), np.nan)
         gaps[before] = times[after] - times[before]

@@ -72,7 +72,8 @@ class DecodedTrace(Arrays):
     ) -> DecodedTrace:
         """Decode a trace; `progress` is called regularly with the number of requests so far.
 
-        `hints` adds the clients' hints, and `arrivals` the arrivals; errors are those of
+        `hints` adds the clients' hints, and `arrivals` the arrivals, by which the requests of a
+        session are then ordered, else by their place in the trace. Errors are those of
         `TraceHints.of` and `Arrivals.of`; TypeError if an argument is of another type.
         """
         check_instance("requests", requests, Iterable, "an iterable of Request")
@@ -98,7 +99,9 @@ class DecodedTrace(Arrays):
             blocks,
             ids,
             np.array(lengths, dtype=np.int64),
-            None if hints is None else TraceHints.of_collected(collector, hints),
+            None
+            if hints is None
+            else TraceHints.of_collected(collector, hints, by_arrival=arrivals),
             Arrivals.of_collected(collector) if arrivals else None,
         )
 

@@ -284,6 +284,16 @@ def test_every_kind_of_replay_hears_the_same() -> None:
     assert replay(trace, tiers).host_hits > replay(silent, tiers).host_hits
 
 
+def test_with_arrivals_a_session_ends_with_the_last_of_these() -> None:
+    rows = [Request(MINUTE, 1, 1, (1,), "one", ends=True), Request(0, 1, 1, (0,), "one")]
+    hints = DecodedTrace.of(rows, hints=HintOptions(told="both"), arrivals=True).hints
+    assert hints is not None
+    assert [(told.at_begin, told.at_finish) for told in hints.of_each()] == [
+        (None, Hints(ends=True)),
+        (Hints(expect_s=60.0), Hints(expect_s=60.0)),
+    ]
+
+
 def test_liars_are_counted_by_session_where_files_are_out_of_order() -> None:
     early = [Request(minute * MINUTE, 1, 1, (minute,), "new") for minute in range(1, 6)]
     late = [Request(minute * MINUTE, 1, 1, (0,), "same") for minute in range(10, 14)]
