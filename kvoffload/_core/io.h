@@ -1431,7 +1431,8 @@ static inline int64_t kvo_pool_stop(kvo_pool *pool, int64_t until) {
     pool->closing = 1;
     while ((chore = pool->first_chore) != NULL) {
         pool->first_chore = chore->next;
-        free(chore);
+        chore->status = KVO_STATUS_UNAVAILABLE;
+        kvo_tell(pool, &chore->entry);
     }
     pool->last_chore = NULL;
     for (job = pool->jobs; job; job = following) {

@@ -203,6 +203,20 @@ def test_what_is_discarded_while_it_is_stored_is_gone_after_a_restart(
         assert tier.lookup([b"gone", b"kept"]).tolist() == [State.MISS, State.HIT]
 
 
+def test_what_is_discarded_beside_reads_is_gone_after_a_close_that_cuts_them(
+    tmp_path: Path,
+) -> None:
+    keys, large = [b"%d" % number for number in range(8)], Namespace("large", 2**22)
+    for restored in (0, 6):
+        with FileTier(tmp_path, 2**25, namespace=large, threads=1) as tier:
+            assert tier.num_restored == restored
+            tier.attach(Region.allocate(8, 2**22))
+            run_job(tier, tier.put(keys, range(8)))
+            tier.get(keys, range(8))
+            tier.discard(keys[:2])
+            assert tier.close(0.0)
+
+
 # -- forks -----------------------------------------------------------------------------------------
 
 

@@ -280,14 +280,17 @@ class _Slab(Index):
             self._to_clear += slots
             return
         for slot in slots:
-            self.jobs.chore(self._seal_done, record_offset(slot), bytes(SEAL_BYTES))
+            done = partial(self._seal_done, slot)
+            self.jobs.chore(done, record_offset(slot), bytes(SEAL_BYTES))
 
     def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
         """Clear the seals of blocks that were evicted for blocks that were then not written."""
         self.clear(slots[self._written[slots] == 1].tolist())
 
-    def _seal_done(self, status: int) -> None:
-        if status != Status.OK:
+    def _seal_done(self, slot: int, status: int) -> None:
+        if status == Status.UNAVAILABLE:  # the pool closes first
+            self.clear([slot])
+        elif status != Status.OK:
             write_line(
                 logging.WARNING,
                 "tier %r could not clear the seal of a block that was dropped",
