@@ -122,6 +122,24 @@ def test_closing_ends_the_calls_that_wait(tier):
         calls.get([b"key"], ids(0))
 
 
+def test_calls_of_an_interrupted_tier_raise_when_it_is_closed(tier, monkeypatch):
+    """Until then its jobs, which have no ends, may use the callers' memory."""
+    calls = BlockingTier(tier)
+    assert calls.put([b"key"], ids(0)).status.tolist() == [Status.OK]
+    tier.hang()
+
+    def work(number: int) -> bool:
+        if not number:
+            while len(tier._jobs.unsettled) < THREADS - 1:
+                time.sleep(0.001)
+            monkeypatch.setattr(tier._medium, "tend", lambda: 1 / 0)
+        with pytest.raises((ZeroDivisionError, RuntimeError)):
+            calls.get([b"key"], ids(number))
+        return tier._is_closed
+
+    assert all(in_threads(work))
+
+
 def test_a_sleeper_hears_of_its_end_that_another_thread_has_polled(tier, monkeypatch):
     """The poll of a call that needs no I/O takes the end, and the signal, of the sleeper's job."""
     monkeypatch.setattr(blocking, "POLL_S", 10 * PATIENCE_S)
