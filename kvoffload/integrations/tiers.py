@@ -21,7 +21,8 @@ CLOSE_S = 5.0
 def check_text(name: str, value: Any) -> None:
     """Raise TypeError unless an option is text or None."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} must be text, got {describe(value)}")
+        shown = type(value).__name__ if name == "url" else describe(value)  # no password
+        raise TypeError(f"{name} must be text, got {shown}")
 
 
 def check_options(

@@ -258,7 +258,8 @@ def split_url(url: str) -> tuple[str, str, dict[str, str]]:
 
     The kind is empty if there is no colon. Raises TypeError or ValueError like `open_tier`.
     """
-    check_instance("url", url, str, "text")
+    if not isinstance(url, str):  # its value may have a password
+        raise TypeError(f"url must be text, got {type(url).__name__}")
     kind, colon, rest = url.partition(":")
     place, _, query = rest.partition("?")
     if kind in ("slab", "dir") and re.match("//[^/]", place):

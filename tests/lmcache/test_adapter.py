@@ -83,6 +83,7 @@ def make(close_all, arena):
     [
         ({}, "url must name a tier"),
         ({"url": "slab:/x?capacity=1MiB"}, "weights_id must name the weights"),
+        ({"url": ["redis://:pass@h"], "weights_id": "w"}, "url must be text, got list$"),
         ({"url": "slab:/x", "weights_id": 5}, "weights_id must be text, got 5"),
         ({"url": "slab:/x", "weights_id": "w", "serde": {}}, "got 'serde'"),
         ({"url": "slab:/x", "weights_id": "w", "capacity": 1}, "got 'capacity'"),

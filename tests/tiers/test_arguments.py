@@ -206,6 +206,7 @@ TYPES: list[tuple[Callable[[], object], str]] = [
     *((lambda given=given: store(tiers=given), "tiers must be a sequence of tiers, got 3")
       for given in (3, [3])),
     (lambda: store().forget(5), "generation must be text, got 5"),
+    (lambda: open_tier(b"redis://:password@h", NAMESPACE), "^url must be text, got bytes$"),
 ]  # fmt: skip
 
 CASES = [

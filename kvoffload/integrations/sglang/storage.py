@@ -169,7 +169,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         if name not in self._urls:
             raise ValueError(
                 f"pools must name a tier for {name!r}, which the model keeps beside its KV cache, "
-                f"as slab:/nvme/kv?capacity=200GB, got {describe(self._options.get('pools'))}"
+                f"as slab:/nvme/kv?capacity=200GB, got {describe([*self._urls][1:])}"
             )
         _check_pool(name, host_pool, self._config)
         try:
@@ -487,7 +487,7 @@ def _check_policies(transfers: list[PoolTransfer]) -> None:
 def _check_pools(pools: Any) -> dict[str, str]:
     """Return the option ``pools``; TypeError or ValueError if it does not map pools to tiers."""
     if not isinstance(pools, dict):
-        raise TypeError(f"pools must map names of pools to tiers, got {describe(pools)}")
+        raise TypeError(f"pools must map names of pools to tiers, got {type(pools).__name__}")
     known = [str(name) for name in PoolName if str(name) != _KV]
     for name, url in pools.items():
         if name not in known:
@@ -496,7 +496,7 @@ def _check_pools(pools: Any) -> dict[str, str]:
                 f"swa, got {describe(name)}"
             )
         if not isinstance(url, str):
-            raise TypeError(f"pools[{name!r}] must be text, got {describe(url)}")
+            raise TypeError(f"pools[{name!r}] must be text, got {type(url).__name__}")
         if not url:
             raise ValueError(
                 f"pools[{name!r}] must name a tier, as slab:/nvme/kv?capacity=200GB, got ''"

@@ -292,7 +292,7 @@ class KVOffloadTieringSpec(OwnPolicy, vllm.TieringOffloadingSpec):  # type: igno
             named |= {f"secondary_tiers[{index}]": tier for index, tier in enumerate(tiers)}
         for name, options in named.items():
             if not isinstance(options, Mapping):
-                raise TypeError(f"{name} must be an object, got {describe(options)}")
+                raise TypeError(f"{name} must be an object, got {type(options).__name__}")
             backpressure = options.get("backpressure")
             if backpressure is not None and not isinstance(backpressure, Mapping):
                 raise TypeError(
