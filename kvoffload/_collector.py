@@ -70,7 +70,8 @@ class TableCollector(Collector):
                 family = families.get(metric.name)
                 if family is None:
                     family = families[metric.name] = self._family(metric)
-                values = [*self.labels.values(), *own, *labels.values()]
+                texts = [*self.labels.values(), *own, *labels.values()]
+                values = [text.encode("utf-8", "backslashreplace").decode() for text in texts]
                 if isinstance(value, Histogram):
                     bounds = [*map(str, metric.bounds), "+Inf"]
                     buckets = zip(bounds, accumulate(value.counts), strict=True)
