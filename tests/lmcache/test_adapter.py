@@ -559,3 +559,17 @@ def test_whatever_a_tier_raises_no_task_stays_open(tmp_path, arena, make, monkey
     adapter.submit_unlock(keys)
     assert eventually(lambda: not sized.jobs)
     assert store(adapter, keys_of(10, 2), objects[:2]).is_successful()
+
+
+def test_a_tier_that_was_interrupted_is_opened_again(tmp_path, arena, make):
+    adapter = make(slab(tmp_path), SMALL)
+    listener = Listener(adapter)
+    adapter.register_listener(listener)
+    keys, objects = keys_of(0, 2), arena.objects(2)
+    assert store(adapter, keys, objects).is_successful()
+    adapter._sized[SMALL].tier._medium.tend = raising
+    assert load(adapter, keys, objects) == [False, False]
+    adapter.submit_unlock(keys)
+    assert eventually(lambda: lookup(adapter, keys) == [True, True])
+    assert load(adapter, keys, objects) == [True, True]
+    assert eventually(lambda: listener.sizes == dict.fromkeys(keys, SMALL))

@@ -609,21 +609,35 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             try:
                 with self._lock:
                     self._drop_pending()
-                    for sized in self._sized.values():
+                    for sized in [*self._sized.values()]:
                         self._try(self._collect, sized)
                 self._tell()
             except Exception:  # LMCache waits for this thread's results
                 log.exception("the adapter's thread continues after an error")
 
     def _collect(self, sized: _Sized) -> None:
-        """Process the ends of a tier's jobs and its events."""
-        ends = self._try(sized.tier.poll) or []
+        """Process the ends of a tier's jobs and its events; an interrupted tier is opened again."""
+        ends = self._try(sized.tier.poll)
+        if ends is None and sized.tier.health().interrupted:
+            self._close_interrupted(sized)
+            return
         for event in self._try(_events_of, sized.tier) or ():
             self._try(self._note, sized, event)
-        for done in ends:
+        for done in ends or ():
             job = sized.jobs.pop(done.job, None)
             if job is not None:
                 self._end(sized, job, done)
+
+    def _close_interrupted(self, sized: _Sized) -> None:
+        """Close a tier whose jobs have no ends, and fail them; the next use opens another one."""
+        del self._sized[sized.nbytes]
+        self._try(sized.tier.close, math.inf if sized.tier.direct else 0.0)
+        self._note(sized, TierEvent([], removed=True, reason="forgotten"))  # counted anew
+        self._fail_jobs(sized)
+
+    def _fail_jobs(self, sized: _Sized) -> None:
+        while sized.jobs:
+            self._end(sized, sized.jobs.popitem()[1], None)
 
     def _end(self, sized: _Sized, job: _Job, done: Done | None) -> None:
         """Settle a job, as failed without its end or if that cannot be processed."""
@@ -772,8 +786,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._try(tier.close, CLOSE_S)
         with self._lock:
             self._collect(sized)
-            while sized.jobs:  # of an interrupted tier
-                self._end(sized, sized.jobs.popitem()[1], None)
+            self._fail_jobs(sized)  # of an interrupted tier
 
 
 class _Metrics(TableCollector):
