@@ -3,8 +3,10 @@
 import contextlib
 import logging
 import os
+import pkgutil
 import resource
 import signal
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -249,6 +251,29 @@ def test_a_fork_while_a_slab_is_opened(
     finally:
         for child in children:
             kill(child)
+
+
+@pytest.mark.parametrize("part", ["os.close", "numpy.zeros"])
+def test_an_opening_that_is_interrupted_keeps_nothing_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Whichever of its calls raises."""
+    owner, _, name = part.rpartition(".")
+    made, left = pkgutil.resolve_name(part), [0]
+
+    def interrupted(*arguments: Any) -> Any:
+        result = made(*arguments)
+        left[0] -= sys._getframe(1).f_globals["__name__"].startswith("kvoffload.tiers")
+        if not left[0]:
+            raise KeyboardInterrupt
+        return result
+
+    for call in range(1, 12):
+        left[0] = call
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(pkgutil.resolve_name(owner), name, interrupted)
+            open_slab(tmp_path, 8 * call)[0].close()
+        open_slab(tmp_path, 8)[0].close()
 
 
 def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path) -> None:

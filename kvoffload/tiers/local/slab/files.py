@@ -275,8 +275,8 @@ class SlabFiles:
         direct_fd = open_direct(folder)
         self.has_direct = direct_fd is not None
         if direct_fd is not None:
-            os.close(folder.files[BLOCKS])
-            folder.files[BLOCKS] = direct_fd
+            old, folder.files[BLOCKS] = folder.files[BLOCKS], direct_fd
+            os.close(old)
         self._made_folders.clear()
         self._made_files.clear()
 
@@ -323,8 +323,8 @@ class SlabFiles:
             os.close(fd)
             folder.unlink(NEW_TABLE)
             raise
-        os.close(folder.files[TABLE])
-        folder.files[TABLE] = fd
+        old, folder.files[TABLE] = folder.files[TABLE], fd  # a descriptor is closed once
+        os.close(old)
 
     def _change_table(self, folder: OpenFolder) -> None:
         """Write the table in place, and free its excess.

@@ -130,13 +130,13 @@ class FileTier(ComposedTier):
         medium = _Slab(jobs, namespace, policy, num_slots, path, staged=staged)
         try:
             medium.restore_blocks()
+            self.num_restored = medium.num_restored
+            self.folder = medium.folder
+            self.num_slots = num_slots
+            super().__init__(medium, num_slots * namespace.block_bytes)
         except BaseException:
             medium.leave()
             raise
-        self.num_restored = medium.num_restored
-        self.folder = medium.folder
-        self.num_slots = num_slots
-        super().__init__(medium, num_slots * namespace.block_bytes)
 
 
 class _Slab(Index):
@@ -156,12 +156,12 @@ class _Slab(Index):
     ) -> None:
         super().__init__(jobs, namespace, policy, num_slots)
         self._staged = staged
-        self._files = SlabFiles(path, namespace, num_slots, jobs.generation)
+        self._sums = np.zeros(num_slots, np.uint64)
+        self._written = np.zeros(num_slots, np.uint8)
+        self._files = SlabFiles(path, namespace, num_slots, jobs.generation)  # from now on locked
         self.folder = self._files.folder
         self.place = str(self.folder)
         self.num_restored = 0
-        self._sums = np.zeros(num_slots, np.uint64)
-        self._written = np.zeros(num_slots, np.uint8)
         self._stamps = self._files.stamps
         self._stamp_clock = 0
         self._stale_stamps: set[int] = set()  # pages that differ from the file's
