@@ -36,8 +36,10 @@ from kvoffload.tiers import (
     State,
     Status,
     Tier,
+    TierError,
     open_tier,
 )
+from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import new_fuse_disk, start_clock, stop_clock
 from tests.tiers.inside import ask_anew, attached, doubt, medium_of, number_of, settle
@@ -349,18 +351,21 @@ class TestRedisInTrouble:
         ids=["long", "many", "deep", "endless", "error", "zeros", "numbers"],
     )
     def test_a_hostile_server_takes_no_memory_and_gives_no_byte(
-        self, proxied, reply: bytes, caplog
+        self, proxied, reply: bytes, caplog, monkeypatch
     ) -> None:
         _, proxy = proxied
-        tier = RedisTier(f"redis://u:secret@127.0.0.1:{proxy.port}", namespace=NAMESPACE)
+        url = f"redis://u:secret@127.0.0.1:{proxy.port}"
+        tier = RedisTier(url, namespace=NAMESPACE)
         region = attached(tier, 128, KEYS)
         proxy.reply = reply
         before = _resident()
         with caplog.at_level(logging.DEBUG):
             statuses = check(tier, region, 8, 1.0)
             assert not {Status.OK, Status.FULL} & set(statuses)
-            done = run(tier, tier.query(KEYS[:8], 0.5))
-        assert Status.OK not in done.status.tolist()
+            assert Status.OK not in run(tier, tier.query(KEYS[:8], 0.5)).status.tolist()
+        monkeypatch.setattr("kvoffload.tiers.remote.redis.DELETE_S", 0.5)
+        with pytest.raises(TierError, match=rf"^redis://127\.0\.0\.1:{proxy.port}: \w+$"):
+            delete_blocks(url)
         assert _resident() - before < 64 * 2**20
         assert "secret" not in caplog.text
         tier.close(1.0)

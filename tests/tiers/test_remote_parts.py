@@ -383,12 +383,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
     store.close()
 
 
-def test_removals_that_wait_are_bounded(
-    tmp_path: Path,
-    namespace: Namespace,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_removals_that_wait_are_bounded(tmp_path, namespace, caplog, monkeypatch) -> None:
     """Whatever a caller drops before there is a region; for what is too much all is forgotten."""
     most = 1000
     monkeypatch.setattr("kvoffload.tiers.remote.tier.MAX_VERDICTS", most)

@@ -392,7 +392,7 @@ class TestLives:
         gc.collect()
         before = set(threading.enumerate())
         for _ in range(5):
-            tier = MemoryTier(8 * BLOCK, namespace=namespace)
+            tier = FaultyTier(8 * BLOCK, namespace=namespace)
             attached(tier, 8)
             tier.put(KEYS[:8], range(8))
             del tier

@@ -23,7 +23,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -46,7 +45,8 @@ SLACK_BYTES = 2**16
 KEYS_PER_CALL = 1000
 """Keys that `delete_blocks` asks for and removes at once."""
 DELETE_S = 30.0
-"""Time limit of each of its calls."""
+DELETE_BYTES = 2**24
+"""Time limit of each of its calls, and the most bytes of their replies."""
 READ_BYTES = 2**18
 """Bytes that are read from a socket at once."""
 TOUCH_S = 60.0
@@ -420,23 +420,29 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> I
     """Delete the blocks of a prefix, those of a generation or all; see ``deletion``."""
     arguments = read_options(options, _READERS)
     settings = {**_parse(url), **arguments.get("connection_options", {})}
-    redis = _client_package()
-    settings.update(socket_timeout=DELETE_S, socket_connect_timeout=DELETE_S)
-    pool = redis.ConnectionPool(**settings)
-    prefix = re.sub(r"([*?[\\\]])", r"\\\1", arguments.get("prefix", "kvoffload"))
+    prefix = arguments.get("prefix", "kvoffload")
+    # Its namespace is not used; its client bounds each reply, and the time of each call.
+    store = RedisStore(Namespace("any", 1), settings, prefix=prefix, connections=1)
     generation = "?" * 16 if number is None else f"{number:016x}"
-    pattern = f"{prefix}:{'?' * 2 * FINGERPRINT_BYTES}:{generation}:*"
+    escaped = re.sub(r"([*?[\\\]])", r"\\\1", prefix)
+    pattern = f"{escaped}:{'?' * 2 * FINGERPRINT_BYTES}:{generation}:*"
+
+    def ready() -> Any:
+        store.deadline = time.monotonic() + DELETE_S
+        return store._ready(DELETE_BYTES)
+
+    cursor = None
     try:
-        with redis.Redis(connection_pool=pool) as client:
-            found = client.scan_iter(match=pattern, count=KEYS_PER_CALL)
-            while names := list(islice(found, KEYS_PER_CALL)):
-                pipeline = client.pipeline(transaction=False)
+        while cursor != 0:
+            cursor, names = ready().scan(cursor or 0, match=pattern, count=KEYS_PER_CALL)
+            if names:
+                pipeline = ready().pipeline(transaction=False)
                 for name in names:
                     pipeline.strlen(name)
                 sizes = pipeline.execute(raise_on_error=False)  # a stranger's value may be a list
                 nbytes = sum(size for size in sizes if isinstance(size, int))
-                yield Deleted(client.unlink(*names), nbytes)
-    except (redis.exceptions.RedisError, OSError) as error:  # its text may have an address
+                yield Deleted(int(ready().unlink(*names)), nbytes)
+    except Exception as error:  # noqa: BLE001 # of any answer; its text may have an address
         raise TierError(f"{_public(url)}: {type(error).__name__}") from None
     finally:
-        pool.disconnect()
+        store.close()
