@@ -36,11 +36,13 @@ class Requests:
         self.manager = KVOffloadManager(num_chunks, cache_policy)
         self.count = 0
 
-    def run(self, all_keys, params=None, hints=None, *, asked_from=0, announced=True):
+    def run(self, all_keys, params=None, hints=None, *, asked_from=0, announced=True, inside=False):
         """Load what is there of the keys from a place on, store the rest; return the output."""
         self.count += 1
         manager = self.manager
         made = context(all_keys, f"r{self.count}", params, hints)
+        if inside:  # vLLM looks inside the first chunk, as with its prefix_match_unit
+            made.set_offload_key_position(keys(999, 0, 1)[0], BLOCK_TOKENS // 2)
         if announced:
             manager.on_new_request(made)
         asked = all_keys[asked_from:]
@@ -152,13 +154,14 @@ def test_a_session_that_ends_takes_only_free_and_released_room(cache_policy):
     assert output.evicted_keys == keys(1, 0, 3)[::-1]
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("on_accelerator", [0, 2])
 @pytest.mark.parametrize("cache_policy", POLICIES)
-def test_an_end_leaves_what_other_sessions_share(cache_policy, on_accelerator):
+def test_an_end_leaves_what_other_sessions_share(cache_policy, on_accelerator, inside):
     prompt = keys(0, 0, 2)
     for honest in (True, False):
         requests = Requests(cache_policy, 9)
-        requests.run(prompt + keys(1, 0, 2))
+        requests.run(prompt + keys(1, 0, 2), inside=inside)
         if honest:  # another session, which has the prompt on the accelerator or not
             requests.run(prompt + keys(2, 0, 2), ENDS, asked_from=on_accelerator)
         else:  # a client that knows the prompt

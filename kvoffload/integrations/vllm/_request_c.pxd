@@ -181,7 +181,7 @@ cdef class KeyOrder:
         return count
 
 # Return the largest of a request's token positions, NOT_ASKED if it has none. `least` becomes the
-# key that has the least, NULL where there are several groups.
+# key that has the least, NULL if there are several groups or keys inside chunks.
 cdef int64_t last_position(object positions, PyObject** least) except -1
 
 # Return the keys that a request has shown, head to tail.

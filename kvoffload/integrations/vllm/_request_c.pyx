@@ -4,7 +4,6 @@ The keys are sorted into groups by index; inside a group by token position if al
 else in the order seen; then all together by position if all have one. Every step is stable.
 """
 
-from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -115,24 +114,21 @@ cdef class Contexts:
 
 
 cdef int64_t last_position(object positions, PyObject** least) except -1:
+    cdef PyObject* first
     cdef PyObject* last
-    cdef PyObject* position
     cdef Py_ssize_t cursor = 0, after
     least[0] = NULL
-    if positions is None or not PyDict_Next(positions, &cursor, least, NULL):
+    if positions is None or not PyDict_Next(positions, &cursor, least, &first):
         return NOT_ASKED
-    # The connector records the positions of each group in order, group after group. The last entry
-    # has this number if none was removed, and then no other follows.
+    # The connector records the positions of each group in order, group after group, then those
+    # inside chunks. Only of one group without the latter, the last is a multiple of the first by
+    # the number of entries, and the greatest.
     after = PyDict_Size(positions) - 1
-    PyDict_Next(positions, &after, &last, &position)
-    # If the group of the first is that of the last, there is one.
     if (
-        not PyDict_Next(positions, &after, NULL, NULL)
-        and PyBytes_CheckExact(<object>least[0])
-        and PyBytes_CheckExact(<object>last)
-        and group_of(least[0]) == group_of(last)
+        PyDict_Next(positions, &after, NULL, &last)
+        and <object>last == PyDict_Size(positions) * <object>first
     ):
-        return <object>position
+        return <object>last
     least[0] = NULL
     return max(positions.values())
 
