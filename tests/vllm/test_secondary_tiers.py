@@ -226,6 +226,30 @@ def test_what_a_tier_raises_does_not_reach_the_scheduler(engines, monkeypatch, c
     assert_nothing_is_left(engine)
 
 
+@pytest.mark.parametrize("ends", ["poll", "reset", "events"])
+def test_the_jobs_of_an_interrupted_tier_end(engines, monkeypatch, ends):
+    engine = engines(faulty(enable_kv_events=True))
+    for start in (0, 10):
+        engine.request(chain(start))
+    tier, manager, context = engine.tier.tier, engine.manager, ReqContext("waits")
+    manager.on_new_request(context)
+    assert manager.lookup(key(0), context) is LookupResult.HIT_PENDING
+    tier.hang()
+    manager.on_schedule_end(ScheduleEndContext((), ()))
+    monkeypatch.setattr(tier._medium, "touch", None)  # an exception in the middle of a change
+    engine.tier.touch(chain(0), context)
+    tier.resume()
+    if ends == "reset":
+        engine.reset()
+    elif ends == "events":
+        list(manager.take_events())
+    assert manager.lookup(key(0), context) is LookupResult.MISS
+    manager.on_request_finished(context)
+    assert not manager.has_pending_work()
+    assert engine.primary._usage() == (0, 0)
+    engine.reset()
+
+
 def test_a_chunk_id_out_of_bounds_fails_the_job(tmp_path, engines):
     engine = engines(slab(tmp_path))
     for submit in (engine.tier.submit_store, engine.tier.submit_load):

@@ -10,8 +10,8 @@ Structure
 Invariants
     Every job that vLLM submits is reported once. An error of a tier is a failed job or a miss,
     never an exception in a call of the scheduler; if the end of a job cannot be processed, that job
-    has failed, and no other is touched. A chunk that failed to load is a miss for its request, so
-    that no request waits forever.
+    has failed, and no other is touched. A tier that refuses to go on is closed, which ends its
+    jobs. A chunk that failed to load is a miss for its request, so that no request waits forever.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         try:
             ends = self.tier.poll()
         except Exception as error:  # noqa: BLE001
-            self._log_error("poll", error)
+            self._give_up("poll", error)
             return
         for done in ends:
             query = self._queries.pop(done.job, None)
@@ -389,6 +389,17 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
                     self._answer(*query, np.zeros(len(query[1]), bool))
                 elif transfer is not None:
                     self._fail(transfer)
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        """Close a tier that refuses to go on, and end its jobs: it has nothing from now on."""
+        self._log_error(what, error)
+        if not self.tier.close(0.0) and self.tier.direct:
+            return  # a call that has not returned may still use the primary tier's memory
+        for transfer in self._transfers.values():
+            self._fail(transfer)
+        for request_id, keys in self._queries.values():
+            self._answer(request_id, keys, np.zeros(len(keys), bool))
+        self._transfers, self._queries = {}, {}
 
     def _answer(self, request_id: str, keys: list[bytes], are_there: npt.NDArray[np.bool_]) -> None:
         """Record the answers to a request's query."""
@@ -439,17 +450,21 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         this waits at most until the jobs' deadlines.
         """
         waited = 0.0
-        while not self.tier.wait(list(self._transfers), WAIT_LOG_S):
-            waited += WAIT_LOG_S
-            vllm.logger.warning(
-                "kvoffload: tier %r: a reset has waited %.0f s for %d jobs",
-                self.tier.name,
-                waited,
-                len(self._transfers),
-            )
-        self._collect()
+        try:
+            while self._transfers and not self.tier.wait(list(self._transfers), WAIT_LOG_S):
+                waited += WAIT_LOG_S
+                vllm.logger.warning(
+                    "kvoffload: tier %r: a reset has waited %.0f s for %d jobs",
+                    self.tier.name,
+                    waited,
+                    len(self._transfers),
+                )
+            self._collect()
+            if self._forgets:
+                self.tier.forget(self._generations.after_reset())
+        except Exception as error:  # noqa: BLE001
+            self._give_up("reset", error)
         if self._forgets:
-            self.tier.forget(self._generations.after_reset())
             for request in self._requests.values():
                 request.answers.clear()
 
@@ -472,7 +487,12 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         """
         if not self._emits:
             return
-        for event in self.tier.take_events():
+        try:
+            events = list(self.tier.take_events())
+        except Exception as error:  # noqa: BLE001
+            self._give_up("events", error)
+            return
+        for event in events:
             if event.keys:
                 yield vllm.OffloadingEvent(
                     keys=[vllm.OffloadKey(key) for key in event.keys],
