@@ -199,6 +199,13 @@ def test_a_primary_tier_counts_what_a_manager_alone_does(cache_policy):
             Request(side, keys_of(name, range(length))).run()
     assert primary.watch.counters() == manager.watch.counters()
     assert manager.watch.counters()["requests"] == len(runs)
+    primary.decline_nothing()
+    promoted, made = keys_of("d", range(8)), ReqContext("waits")
+    for success in (False, True):  # chunks that were prepared one by one end together
+        assert all(primary.prepare_write([key], made) for key in promoted)
+        assert primary.watch.counters()["open"] == 8
+        primary.complete_write(set(promoted), made, success)
+        assert primary.watch.counters()["open"] == 0
 
 
 def test_a_request_asks_from_the_first_place_that_it_looks_up():

@@ -743,6 +743,12 @@ cdef class RequestManagerCore:
         finally:
             self.end_work(collecting)
 
+    def _end_writes(self, chunk_ids):
+        """Tell a watch that stores of one chunk each have ended."""
+        if self.watching is not None:
+            for chunk_id in chunk_ids:
+                self.watching.core.end_transfer(STORE, 1, chunk_id, chunk_id, chunk_id)
+
     # -- the threshold -----------------------------------------------------------------------
 
     cdef bint offered_enough(self, object key) except -1:

@@ -195,14 +195,13 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         """
         self._require_ready()
         keys = list(keys)
+        statuses = {key: status for key in keys if (status := self._chunk(key)) and status[0] < 0}
+        self.complete_store(keys, req_context, success)
+        self._end_writes(chunk_id for _, chunk_id in statuses.values())  # vLLM prepares one by one
         held = self._held.get(req_context.req_id)
-        if not success or held is None:
-            self.complete_store(keys, req_context, success)
-            return
-        written = [key for key in keys if (status := self._chunk(key)) and status[0] < 0]
-        self.complete_store(keys, req_context)
-        with suppress(MemoryError):  # then they may be evicted, as in vLLM
-            held.hold.add(written)
+        if success and held is not None:
+            with suppress(MemoryError):  # then they may be evicted, as in vLLM
+                held.hold.add(statuses)
 
     def prepare_load(
         self, keys: Iterable[bytes], req_context: vllm.ReqContext
