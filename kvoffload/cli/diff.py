@@ -86,10 +86,11 @@ def _read(path: str) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
     try:
         found = json.loads(data)
         rows = [_row(found, dict(row)) for row in found.pop("results")]
-        for row in rows:  # raise for values that cannot be compared
+        for row in rows:  # raise for values that cannot be compared or shown
             hash((_which(row), _which(row, in_blocks=True)))
+            [float(row[name]) for name in FIGURES if isinstance(row.get(name), int)]
         return found, rows
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise click.UsageError(
             f"{path} {_RULE}, got {describe(data[:40].decode(errors='replace'))}"
         ) from None

@@ -166,8 +166,12 @@ def test_an_observation_may_have_other_data_than_a_page(expected, tmp_path, data
     assert read(write(tmp_path, lines(rows)))[0] == expected
 
 
-def test_chains_of_a_small_log_are_bounded(tmp_path):
-    row = {"created_at": UNIX, "input": "x" * 2000, "conversation": "c"}
-    path = write(tmp_path, lines([row] * 3000))
+CALL = {"type": "function_call", "name": "f", "arguments": "x" * 5000}
+
+
+@pytest.mark.parametrize("given", ["x" * 5000, [CALL]])
+def test_chains_of_a_small_log_are_bounded(tmp_path, given):
+    row = {"created_at": UNIX, "input": given, "conversation": "c"}
+    path = write(tmp_path, lines([row] * 400))
     with pytest.raises(TraceError, match="must have at most"):
         list(Trace(path))

@@ -59,7 +59,7 @@ class History:
         conversation = _text(row, "conversation.id") or _text(row, "conversation")
         key = before or conversation
         answer = self._answer(row)
-        new = sum(_size(message, marks) for message in (*messages, *answer))
+        new = sum(self._size(message, marks) for message in (*messages, *answer))
         size = new
         if key:
             known = self._known.get(key)
@@ -93,6 +93,11 @@ class History:
                 return self._talk.messages(given, path)
         return []
 
+    def _size(self, message: Message, marks: dict[str, int]) -> int:
+        parts = MARK.findall(message["content"]) if marks else ()
+        ((role, text),) = self._talk.texts([message], None)  # its calls as well
+        return _MESSAGE + len(role + text) + _TOKEN * sum(marks.get(part, 0) for part in parts)
+
     def _keep(self, name: str, kept: tuple[str, list[Message], dict[str, int], int]) -> None:
         if name in self._known:
             self._held -= self._known[name][3]
@@ -111,8 +116,3 @@ def _text(row: Row, name: str) -> str:
         if isinstance(value, str) and value:
             return bounded_name(value)
     return ""
-
-
-def _size(message: Message, marks: dict[str, int]) -> int:
-    parts = MARK.findall(message["content"]) if marks else ()
-    return _MESSAGE + len(message["content"]) + _TOKEN * sum(marks.get(part, 0) for part in parts)

@@ -76,6 +76,7 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
 def _messages(attributes: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the messages that have an attribute for each field, and take these out."""
     found: dict[int, dict[str, Any]] = {}
+    texts: dict[int, list[object]] = {}
     calls: dict[int, dict[int, dict[str, Any]]] = {}
     for name in [name for name in attributes if name.startswith(("gen_ai.prompt.", PREFIXES[1]))]:
         match = _LISTED.fullmatch(name)
@@ -87,9 +88,12 @@ def _messages(attributes: dict[str, Any]) -> list[dict[str, Any]]:
         if call:
             calls.setdefault(int(number), {}).setdefault(int(call), {})[part] = value
         elif listed:
-            message["content"] = f"{message['content']}\n{value}".lstrip("\n")
+            texts.setdefault(int(number), []).append(value)
         else:
             message[field] = _parts(value) if field == "content" else value
+    for number, its_texts in texts.items():
+        content = "\n".join(map(str, [found[number]["content"], *its_texts]))
+        found[number]["content"] = content.lstrip("\n")
     for number, its_calls in calls.items():
         found[number]["tool_calls"] = [its_calls[call] for call in sorted(its_calls)]
     return [found[number] for number in sorted(found)]
