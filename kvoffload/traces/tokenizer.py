@@ -47,7 +47,9 @@ class Tokenizer:
         data = _content(file, MOST_TOKENIZER_BYTES)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # noqa: BLE001 - the library raises no narrower one
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
             why = printable(str(error))[:_SHOWN]
             rule = f"must be a tokenizer.json of Hugging Face: {why}"
             raise TraceError(str(file), None, rule) from None
@@ -59,7 +61,9 @@ class Tokenizer:
         """Return the token ids of a text; BadLineError, without the text, if it fails."""
         try:
             encoded: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        except Exception as error:  # noqa: BLE001 - the library raises no narrower one
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
             kind = type(error).__name__
             raise BadLineError(f"the tokenizer must accept the prompt, got {kind}") from None
         return encoded

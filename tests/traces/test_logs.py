@@ -251,11 +251,21 @@ def test_a_refusal_of_a_template_is_named(model, tmp_path):
     assert text == "the chat template must accept the messages, got a refusal"
 
 
+PANICS = """{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "normalizer":
+{"type": "Precompiled", "precompiled_charsmap": "%s"}, "post_processor": {"type":
+"TemplateProcessing", "single": [{"Sequence": {"id": "%s", "type_id": 0}}], "pair": [
+{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+"special_tokens": {}}}"""
+"""Tokenizers at which the library panics: as it reads one, and as that reads a prompt."""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("tokenizer.json", "{}", "tokenizer.json: must be a tokenizer.json of Hugging Face: "),
         ("tokenizer.json", None, "tokenizer.json: must be a readable file: No such file or dir"),
+        ("tokenizer.json", PANICS % ("", "A"), "must be a tokenizer.json of Hugging Face: Precomp"),
+        ("tokenizer.json", PANICS % ("CAAAAAAAAAAAAAAA", "B"), "the tokenizer must accept the p"),
         ("chat_template.jinja", "\n{% if", "must be a Jinja chat template, got an error in "),
         ("chat_template.jinja", "{{ x | nofilter }}", "must be a Jinja chat template, got"),
         ("chat_template.jinja", "x" * 2**21, "must be at most 1048576 bytes long, got more"),
