@@ -59,7 +59,7 @@ class FleetTier:
 
     def __post_init__(self) -> None:
         check_word("kind", self.kind, get_args(TierKind))
-        check_int("memory", self.memory, 0)
+        check_int("memory", self.memory, 0, None)  # of any block size
         read_policy(self.policy)
 
 
@@ -165,9 +165,11 @@ class Setup:
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory", "block_tokens", "tier_bandwidth"):
+        check_int("memory", self.memory, 1, None)
+        check_int("device_memory", self.device_memory, 0, None)
+        for name in ("block_tokens", "tier_bandwidth"):
             check_int(name, getattr(self, name), 1)
-        for name in ("device_memory", "decode_ns", "slots"):
+        for name in ("decode_ns", "slots"):
             check_int(name, getattr(self, name), 0)
         check_int("engines", self.engines, 0, MOST_ENGINES)
         check_int("token_bytes", self.token_bytes, 1 if self.groups is None or self.engines else 0)
@@ -189,7 +191,7 @@ class Setup:
         for router in self.routers:
             parse_router(router)
         for memory in self.others:
-            check_int("others", memory, 1)
+            check_int("others", memory, 1, None)
         for tier in self.tiers:
             check_instance("tiers", tier, FleetTier | None, "of FleetTier or None")
 

@@ -120,17 +120,18 @@ class CacheOptions:
         if self.model is not None and block_tokens is None:
             raise click.UsageError("--model needs --block-tokens: no block size fits all requests")
         layout = self.layout()
-        if layout is None or block_tokens is None:
-            size = (block_tokens or 0) * (self.token_bytes() or 0) or block_bytes or 0
-            return GroupChunks.of_blocks(
-                block_tokens, block_bytes=size, step_tokens=self.step_tokens
-            )
         try:
+            if layout is None or block_tokens is None:
+                size = (block_tokens or 0) * (self.token_bytes() or 0) or block_bytes or 0
+                return GroupChunks.of_blocks(
+                    block_tokens, block_bytes=size, step_tokens=self.step_tokens
+                )
             interval = 0 if self.retention is None else self.retention.tokens
             return GroupChunks.of(layout, block_tokens, interval, step_tokens=self.step_tokens)
         except ValueError as error:
-            text = str(error).replace("block_tokens", "block-tokens", 1)
-            raise click.UsageError(f"--{text}") from None
+            text = str(error).replace("block_tokens", "--block-tokens", 1)
+            text = text.replace("block_bytes", "the bytes of a block", 1)
+            raise click.UsageError(text) from None
 
     def text(self, groups: GroupChunks) -> str | None:
         """Return the model and the bytes of a block or slot, in words; None without a model."""

@@ -71,6 +71,12 @@ def test_types_are_checked(settings: dict[str, Any], message: str) -> None:
         asked(**settings)
 
 
+def test_many_large_blocks_may_need_more_bytes_than_63_bits_count() -> None:
+    tiers = (FleetTier("shared", 2**65),)
+    setup = asked(memory=2**64, device_memory=2**63, others=(2**66,), tiers=tiers)
+    assert max(setup.memories()) == 2**66
+
+
 def test_a_tier_checks_its_values() -> None:
     with pytest.raises(ValueError, match="kind must be one of shared, private, got 'own'"):
         FleetTier("own", MIB)  # type: ignore[arg-type]
