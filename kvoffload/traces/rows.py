@@ -346,7 +346,8 @@ class ParquetRows:
             raise TraceError("<stdin>", None, "Parquet must be a file, got standard input")
         require("pyarrow", "reading Parquet", "parquet")
         parquet: Any = importlib.import_module("pyarrow.parquet")
-        self._encode = require("msgspec", "reading a trace").json.encode
+        json = require("msgspec", "reading a trace").json
+        self._encode = json.Encoder(enc_hook=str).encode  # of pandas, if that is installed
         self.name, self.is_recording, self.count = path, False, 0
         self._max_row_bytes = max_row_bytes
         try:
@@ -385,9 +386,16 @@ class ParquetRows:
         return line
 
     def _decoded(self, file: Any) -> Iterator[Mapping[str, Any]]:
+        arrow: Any = importlib.import_module("pyarrow")
         try:
             for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
-                yield from batch.to_pylist()
+                table = arrow.Table.from_batches([batch])
+                for index, column in enumerate(batch.schema):
+                    if arrow.types.is_timestamp(column.type):  # Python has no nanoseconds
+                        micro = arrow.timestamp("us", column.type.tz)
+                        times = table.column(index).cast(micro, safe=False)
+                        table = table.set_column(index, column.name, times)
+                yield from table.to_pylist()
         except Exception as error:  # noqa: BLE001 - the library raises many
             raise self._fault(error) from None
 

@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import random
+from fractions import Fraction
 
 import pytest
 
 from kvoffload.traces import PromptOptions, Trace, TraceError
 from kvoffload.traces.formats import LOG_FORMATS
+from kvoffload.traces.rows import ParquetRows
 from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 
 from .samples import LOGS, UNIX
@@ -124,7 +126,7 @@ def test_a_table_shows_the_same(expected, tmp_path, delimiter):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_parquet_file_shows_the_same(expected, tmp_path, arrow, parquet, nested):
+def test_a_parquet_file_shows_the_same(expected, tmp_path, monkeypatch, arrow, parquet, nested):
     rows = []
     for one in OPENAI:
         request = one["request"]
@@ -137,6 +139,11 @@ def test_a_parquet_file_shows_the_same(expected, tmp_path, arrow, parquet, neste
     found, trace = read(path)
     assert found == expected
     assert trace.format == "openai"
+    times = arrow.array([1, 2000, 3 * 10**9 + 1], arrow.timestamp("ns", "UTC"))
+    parquet.write_table(arrow.table({"prompt": ["x"] * 3, "created": times}), path)
+    assert [one.timestamp for one in Trace(path)] == [0, 0, 3000]
+    monkeypatch.setattr(ParquetRows, "_decoded", lambda *_: iter([{"created": Fraction(3, 2)}]))
+    assert next(ParquetRows(str(path), 2**20)) == b'{"created":"3/2"}'
 
 
 def test_fields_name_what_is_not_recognised(expected, tmp_path):
