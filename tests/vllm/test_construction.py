@@ -33,6 +33,7 @@ ARGUMENTS = {
     "groups": None,
     "context": ScheduleEndContext(("r",), ()),
     "request_id": "r",
+    "chunk_ids": [0],
 }
 CLASSES = [RequestManagerCore, KVOffloadManager, KVOffloadPrimaryTier]
 #: What constructs.

@@ -745,6 +745,7 @@ cdef class RequestManagerCore:
 
     def _end_writes(self, chunk_ids):
         """Tell a watch that stores of one chunk each have ended."""
+        self.require_ready()
         if self.watching is not None:
             for chunk_id in chunk_ids:
                 self.watching.core.end_transfer(STORE, 1, chunk_id, chunk_id, chunk_id)
