@@ -28,6 +28,8 @@ def points(shadows: Shadows, window: Window) -> Iterator[Point]:
         make_point, asked=counts["asked"], missed=counts["missed"], resets=counts["resets"]
     )
     live = None if policy == "lru" else window.minis[policy, 1.0].missed
+    learnt = {mini.key: mini.marks(window.minis[mini.key], counts["resets"]) for mini in others}
+    of_live = learnt.get((policy, 1.0), ())  # whose misses all ratios are relative to
     own = {mini.memory: window.minis[mini.key].missed for mini in shadows.lru}
     lru: dict[float, Sequence[int]] = {**own} or _listed(shadows, counts["policy_judged"])
     base = policy_base = live or lru[1.0]
@@ -48,12 +50,12 @@ def points(shadows: Shadows, window: Window) -> Iterator[Point]:
             shadow=missed,
             stored=missed,
             bias=bias + max(cold[memory], cold_base),
-            marks=_marks(shadows, window, memory, overlaps=bool(own)),
+            marks=(*_marks(shadows, window, memory, overlaps=bool(own)), *of_live),
         )
     for mini in others:
         total = window.minis[mini.key]
         # The present configuration is counted.
-        own_marks = () if total.missed is live else mini.marks(total, counts["resets"])
+        own_marks = () if total.missed is live else dict.fromkeys((*of_live, *learnt[mini.key]))
         at = shadows.policy_slots * mini.memory
         yield point(
             *mini.key,

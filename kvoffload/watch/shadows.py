@@ -77,7 +77,8 @@ class Shadows:
         self.snapshots: deque[Snapshot] = deque()
         self.serving: Iterator[int] | None = None  # taken requests to the miniatures
         self._window = window * 1000  # ms
-        self._taken = 0  # number of requests when the sample was last taken
+        # Time and counters when the sample was last taken, which the miniatures then catch up with.
+        self._as_taken: tuple[int, dict[str, Any]]
         self._overlaps = False  # the stores of the miniatures do
         self._is_serving = False
 
@@ -87,7 +88,8 @@ class Shadows:
     def join(self, core: Any) -> None:
         """Begin to observe the manager of a core."""
         self.core = core
-        self.snapshots = deque([self._snapshot()])
+        self._as_taken = core.now(), core.counts()
+        self.snapshots = deque([self._snapshot(*self._as_taken)])
         self._set_due(core.now())
 
     # -- serving -------------------------------------------------------------------------------
@@ -121,8 +123,8 @@ class Shadows:
         Yield the number of steps that a lookup should take: all in half of the lookups that it took
         to collect the requests.
         """
-        core, counts = self.core, self.core.counts()
-        start, self._taken = self._taken, counts["requests"]
+        core, counts, start = self.core, self.core.counts(), self._as_taken[1]["requests"]
+        self._as_taken = core.now(), counts
         num_requests = counts["requests"] - start
         overlaps = self._overlaps or self._stores_overlap(counts)
         releases = self.policy is not None and core.hears_releases
@@ -152,7 +154,7 @@ class Shadows:
         if changes and (start or not self.plan.keeps_keys):
             if begins:
                 self._note_lru()
-            self.snapshots = deque([self._snapshot()])
+            self.snapshots = deque([self._snapshot(*self._as_taken)])
 
     def _stores_overlap(self, counts: dict[str, Any]) -> bool:
         """Return whether the manager's stores overlap in the window and miniatures can model it."""
@@ -167,7 +169,7 @@ class Shadows:
 
     def _note_lru(self) -> None:
         """Note what only the list of LRU has counted and held when its miniatures begin."""
-        counts, held = self.core.counts(), self.core.overall()["held"]
+        counts, held = self._as_taken[1], self.core.overall()["held"]
         share = self.plan.policy_below / self.plan.sample_below
         for size, mini in enumerate(self.lru):
             missed, own = sum(lru_misses(counts["policy_judged"], size)), mini.totals()
@@ -190,7 +192,7 @@ class Shadows:
 
     def window(self) -> Window:
         """Return the change of the counters in the window."""
-        after = self._snapshot()
+        after = self._snapshot(self.core.now(), self.core.counts())
         self._drop_old_snapshots(after.time)
         before = self.snapshots[0]
         return Window(
@@ -207,17 +209,15 @@ class Shadows:
         if now < self.core.next_due:
             return False
         self._set_due(now)
-        self.snapshots.append(self._snapshot())
+        self.snapshots.append(self._snapshot(*self._as_taken))
         self._drop_old_snapshots(now)
         return True
 
     def _set_due(self, now: int) -> None:
         self.core.next_due = now + max(1, int(self._window / SNAPSHOTS))
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(
-            self.core.now(), self.core.counts(), {mini.key: mini.totals() for mini in self.minis}
-        )
+    def _snapshot(self, time: int, counts: dict[str, Any]) -> Snapshot:
+        return Snapshot(time, counts, {mini.key: mini.totals() for mini in self.minis})
 
     def _drop_old_snapshots(self, now: int) -> None:
         """Drop the snapshots older than the window, except the newest of them."""

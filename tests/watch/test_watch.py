@@ -122,6 +122,12 @@ def test_other_policies_have_the_bias_of_miniatures_in_their_error_and_marks(twi
         serve(manager, hashes)
     marks = {p.policy: set(p.marks) - {"filling"} for p in manager.watch.report().points}
     assert marks == {"lru": set(), "arc": set(), "sieve": {"biased"}, "hit-density": {"learning"}}
+    for live, mark in (("sieve", "biased"), ("hit-density", "learning")):
+        beside = whole(twin, 600, live, policies=policies)
+        for hashes in requests(seed, 120):
+            serve(beside, hashes)
+        for point in beside.watch.report().points:
+            assert (mark in point.marks) != ((point.policy, point.memory) == (live, 1.0))
     manager = watched(
         twin, policies=policies, max_rate=1.0, slots=2**20, policy_slots=2**20
     ).CPUOffloadingManager(16, 600)
@@ -306,6 +312,18 @@ def test_the_counters_of_lru_go_on_when_its_miniatures_begin(twin):
     serve(manager, [block_hash(3000)])
     for memory in manager.watch.memory:
         assert manager.watch.counters()["shadows"]["lru", memory] == (361, 361)
+
+
+def test_a_window_has_the_same_requests_of_the_list_and_of_the_miniatures(twin, seed):
+    clock = Clock()
+    manager = watched(twin, max_rate=1.0, clock=clock, window=60.0).CPUOffloadingManager(16, 100)
+    for hashes in requests(seed):
+        clock.seconds += 1.0
+        serve(manager, hashes)
+    assert 60 <= manager.watch.report().requests < 600
+    window = manager.watch._shadows.window()
+    judged = sum(map(sum, window.counts["policy_judged"]))
+    assert judged == sum(window.minis["hit-density", 1.0].asked) > 0
 
 
 def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full(twin):
