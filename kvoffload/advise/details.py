@@ -37,6 +37,8 @@ class PolicyDetails:
         Policy string.
     over_time : list of float
         Hit ratio in each of `POINTS` parts of equally many requests.
+    first_tenth, second_half : float
+        Hit ratio in these parts of the requests.
     requests_by_share : list of int
         Requests by the share of the tokens asked for that is hit: none, up to each of
         `SHARES`, less than all, all. Those that ask for no block are left out.
@@ -44,6 +46,8 @@ class PolicyDetails:
 
     policy: str
     over_time: list[float]
+    first_tenth: float
+    second_half: float
     requests_by_share: list[int]
 
 
@@ -188,7 +192,10 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     for case in dict.fromkeys((advice.offloading, default)):
         log = replays.of(advice.rows[case].configuration).log
         hits, asked = log["host"], log["asked"]
-        policies.append(PolicyDetails(case.policy, _over_time(hits, asked), _by_share(hits, asked)))
+        tenth, half = slice(max(1, len(log) // 10)), slice(len(log) // 2, None)
+        ratios = [float(hits[part].sum() / max(1, asked[part].sum())) for part in (tenth, half)]
+        curve, shares = _over_time(hits, asked), _by_share(hits, asked)
+        policies.append(PolicyDetails(case.policy, curve, *ratios, shares))
         first_tokens += _first_tokens(advice, case, log)
     none = Case(0)
     without = replays.of(advice.setup.configuration(none, advice.facts.unique_blocks))

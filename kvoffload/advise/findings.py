@@ -71,7 +71,7 @@ def capacity_text(knee: Knee, setup: Setup) -> str:
         f"{behind}, and twice the memory would gain {rung.gain * 100:.1f} ± "
         f"{rung.error * 100:.1f} points"
     )
-    if knee.least < knee.most:
+    if knee.is_shown and knee.least < knee.most:
         low, high = bytes_text(knee.least), bytes_text(knee.most)
         text += f"; within the curve's error the knee lies between {low} and {high}"
     if setup.engines > 1:
@@ -385,12 +385,9 @@ def _first_token(engine: Engine, found: Details) -> str:
 
 def _warm_up(found: Details) -> str:
     first = found.policies[0]
-    tenth = max(1, len(first.over_time) // 10)
-    early, late = first.over_time[:tenth], first.over_time[len(first.over_time) // 2 :]
     return (
         f"In the first tenth of the requests {first.policy} hits "
-        f"{percent_text(sum(early) / (len(early) or 1))}, in the second half "
-        f"{percent_text(sum(late) / (len(late) or 1))}."
+        f"{percent_text(first.first_tenth)}, in the second half {percent_text(first.second_half)}."
     )
 
 

@@ -62,7 +62,8 @@ class Knee:
         The least memory from which on doubling is not worth it, bytes. If the trace does not show
         the knee, the greatest memory of the curve that advice can be given on.
     least, most : int
-        The least and the greatest memory at which the knee may lie within the errors, bytes.
+        The least and the greatest memory at which the knee of the curve may lie within the errors,
+        bytes; without `is_shown` a longer trace has a higher one.
     is_shown : bool
         Whether the trace is long enough to show the knee.
     curve : tuple of Rung

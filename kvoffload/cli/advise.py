@@ -42,6 +42,7 @@ from ._fleet_options import (
     shared_option,
 )
 from ._hint_options import hint_options, hints_object, hints_text
+from ._loop_options import MOST_RATE
 from ._machines import Effort, check_dask, efforts
 from ._model_options import CacheOptions, model_options, unique_chunks
 from ._options import (
@@ -84,13 +85,13 @@ DEFAULT_ACCELERATOR = "h100"
 
 
 def read_rate(text: str) -> float:
-    """Read a number above 0."""
+    """Read a number of tokens per second."""
     try:
         rate = float(text)
     except ValueError:
         rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise ValueError(f"must be a number > 0, got {describe(text)}")
+    if not 1 <= rate <= MOST_RATE:
+        raise ValueError(f"must be a number 1 ... {MOST_RATE}, got {describe(text)}")
     return rate
 
 

@@ -40,6 +40,8 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
         assert len(one.over_time) == POINTS
         assert one.over_time[0] == pytest.approx(hits[:6].sum() / lengths[:6].sum())
         assert one.over_time[-1] == pytest.approx(hits[-6:].sum() / lengths[-6:].sum())
+        assert one.first_tenth == pytest.approx(hits[:30].sum() / lengths[:30].sum())
+        assert one.second_half == pytest.approx(hits[150:].sum() / lengths[150:].sum())
         assert one.requests_by_share[0] == int((hits == 0).sum())
         assert one.requests_by_share[-1] == int((hits == lengths).sum())
         halves = sum(one.requests_by_share[6:])
