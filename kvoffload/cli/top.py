@@ -48,6 +48,7 @@ CAUSES = {
 MARKS = {
     "biased": "miniatures of this policy are inaccurate",
     "filling": "memory not full yet",
+    "hints": "many sessions say that they end",
     "in_flight": "stores overlap",
     "learning": "still learning",
     "long_requests": "requests longer than memory",

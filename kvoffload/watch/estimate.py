@@ -44,7 +44,7 @@ class Point:
         shadow) or ``"no_full_group"`` (no KV group of the engine needs every block).
     marks : tuple of str
         Conditions that may shift the point: ``"filling"``, ``"long_requests"``, ``"in_flight"``,
-        ``"learning"``, ``"biased"``, ``"tails"``.
+        ``"learning"``, ``"biased"``, ``"tails"``, ``"hints"``.
     resets : int
         Resets of the cache in the window; the estimate is for a memory that is reset as often.
     """

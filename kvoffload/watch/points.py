@@ -14,6 +14,10 @@ TAILS = 0.05
 """Points are marked above this ratio of tokens that windows or states kept from being loaded to hit
 tokens."""
 
+ENDS = 0.05
+"""Points are marked above this share of requests that say that their session ends: a manager that
+knows other blocks would release others."""
+
 
 def points(shadows: Shadows, window: Window) -> Iterator[Point]:
     """Yield the points of the LRU curve, then those of the miniatures."""
@@ -82,6 +86,7 @@ def _marks(shadows: Shadows, window: Window, memory: float, *, overlaps: bool) -
     hit_tokens = (counts["asked"] - counts["missed"]) * shadows.core.block_tokens
     marks = {
         "tails": counts["tail_missed_tokens"] > TAILS * hit_tokens,
+        "hints": sum(ends for ends, _ in counts["hints"]) > ENDS * counts["requests"],
         "filling": window.overall["fullest"][nearest] < room,
         # A miniature refuses as the manager does. The list did not refuse what the manager refused.
         "long_requests": not overlaps and counts["long_requests"][min(nearest, present)],

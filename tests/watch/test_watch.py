@@ -408,6 +408,9 @@ def test_stores_refused_for_want_of_room_mark_the_points(twin):
         assert manager.prepare_store(block_hashes(100 + 2 * index, 101 + 2 * index)) is None
         manager.lookup([D])
     assert all("in_flight" in point.marks for point in manager.watch.report().points)
+    for is_marked in (False, True):  # the first restarts the window
+        serve_request(manager, [E], Hints(ends=True), 0.0)
+        assert {"hints" in p.marks for p in manager.watch.report().points} == {is_marked}
     manager.complete_store(held.block_hashes_to_store)
 
 
