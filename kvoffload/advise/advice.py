@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload._checks import check_instance
+from kvoffload._printable import plural
 from kvoffload.replay import Configuration, DecodedTrace, HintOptions, Result, replay_all
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.offline import BELADY, INFINITE
@@ -447,8 +448,8 @@ def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: 
     found = []
     if facts.requests < LEAST_REQUESTS:
         found.append(
-            f"the trace is too short: {facts.requests:,} requests, and at least {LEAST_REQUESTS} "
-            "are needed"
+            f"the trace is too short: {plural(facts.requests, 'request')}, and at least "
+            f"{LEAST_REQUESTS} are needed"
         )
     needed = f"at least {percent_text(LEAST_REUSE)} is needed"
     on_device = 0.0 if setup.engines else _on_device(rows[Case(setup.memory)])
@@ -478,7 +479,7 @@ def _objections(facts: Facts, setup: Setup, rows: Mapping[Case, Result], ideal: 
         way_out = change = "record for longer, or ask for less --capacity"
         if plain:  # with groups, what all blocks take is not counted
             size = bytes_text(facts.unique_blocks * setup.block_bytes)
-            way_out = f"all of its {facts.unique_blocks:,} distinct blocks take {size}; {change}"
+            way_out = f"all of its distinct blocks take {size}; {change}"
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be compared. "

@@ -68,7 +68,7 @@ def capacity_text(knee: Knee, setup: Setup) -> str:
         )
     text = (
         f"--capacity auto: {text}. There {rung.policy} hits {percent_text(rung.hit_ratio)}"
-        f"{behind}, and twice the memory would gain {rung.gain * 100:.1f} ± "
+        f"{behind}, and twice the memory would gain {round(rung.gain * 100, 1) + 0:.1f} ± "
         f"{rung.error * 100:.1f} points"
     )
     if knee.is_shown and knee.least < knee.most:

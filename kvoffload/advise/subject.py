@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from kvoffload._printable import printable
+from kvoffload._printable import plural, printable
 from kvoffload.replay.policies import summary
 
 from .advice import Advice
@@ -65,9 +65,9 @@ class Subject:
             span = f" in {duration_text(facts.seconds)}" if facts.seconds else ""
             full = "full " * setup.full_blocks
         return (
-            f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
-            f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
-            + ("" if self.assumed_text is None else f"; {self.assumed_text}")
+            f"{plural(facts.requests, 'request')}{span}, {plural(facts.blocks, full + 'block')} "
+            f"of {plural(setup.block_tokens, 'token')}{believed}, {facts.unique_blocks:,} of them "
+            "distinct" + ("" if self.assumed_text is None else f"; {self.assumed_text}")
         )
 
     def memory_text(self) -> str:
@@ -77,23 +77,23 @@ class Subject:
         capacity, size = setup.capacity(setup.memory), bytes_text(setup.block_bytes)
         if not setup.chunks.is_plain:
             return (
-                f"{model}{size} per slot; {bytes_text(setup.memory)} holds {capacity:,} slots; "
-                f"{prompt_text(setup.chunks)}"
+                f"{model}{size} per slot; {bytes_text(setup.memory)} holds "
+                f"{plural(capacity, 'slot')}; {prompt_text(setup.chunks)}"
             )
         share = capacity * (setup.engines or 1) / (self.advice.facts.unique_blocks or 1)
-        part = f"{share * 100:.3g} %" if share < 1 else "more than all"
+        part = f"{share * 100:.3g} %" if share < 1 else "more than " * (share > 1) + "all"
         tokens = count_text(capacity * setup.block_tokens)
         if setup.engines:
             part += " of the distinct blocks" * (share < 1)
             return (
-                f"{model}{size} per block; {setup.engines:,} engines of "
-                f"{bytes_text(setup.memory)} hold {capacity:,} blocks each, {tokens} tokens, "
-                f"together {part}"
+                f"{model}{size} per block; {plural(setup.engines, 'engine')} of "
+                f"{bytes_text(setup.memory)} hold {plural(capacity, 'block')} each, {tokens} "
+                f"tokens, together {part}"
             )
         return (
             f"{model}{setup.token_bytes:,} bytes per token, {size} per block; "
-            f"{bytes_text(setup.memory)} holds {capacity:,} blocks, {tokens} tokens ({part} of the "
-            "distinct blocks)"
+            f"{bytes_text(setup.memory)} holds {plural(capacity, 'block')}, {tokens} tokens "
+            f"({part} of the distinct blocks)"
         )
 
     def meanings(self) -> list[tuple[str, str]]:

@@ -17,6 +17,8 @@ NO_BREAK_SPACE = "\u00a0"
 
 def _digits(value: float) -> str:
     """Return a number with three significant digits and no trailing zeros."""
+    if abs(value) < 0.005:  # never -0
+        return "0"
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     text = f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvoffload._printable import plural
 from kvoffload.replay import Result
 
 from .advice import LEAST_SECONDS, Advice
@@ -102,8 +103,7 @@ def _does_not_pay(advice: Advice, engine: Engine) -> str:
 
 def _of_fleet(advice: Advice) -> str:
     case, setup, result = advice.case, advice.setup, advice.result
-    num_engines = f"{setup.engines:,} engine{'s' * (setup.engines != 1)}"
-    engines = f"the router {case.router} in front of {num_engines}"
+    engines = f"the router {case.router} in front of {plural(setup.engines, 'engine')}"
     saved = f"saves {percent_text(saving(result))} of the {setup.saved}"
     # A router that sees a tier was not compared without one.
     none = advice.like(memory=0) or advice.like(memory=0, router=ROUND_ROBIN)

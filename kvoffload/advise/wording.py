@@ -18,7 +18,7 @@ PROMPT_TOKENS = 8192
 def points(difference: float) -> str:
     """Return a difference of two hit ratios in points, hundredths of the blocks or tokens."""
     text = f"{difference * 100:.1f}"
-    return "less than 0.1 points" if text == "0.0" and difference > 0 else f"{text} points"
+    return "less than 0.1 points" if float(text) == 0 and difference else f"{text} points"
 
 
 def tier_text(tier: FleetTier | None) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import click
 import numpy as np
 
+from kvoffload._printable import plural
 from kvoffload._sizes import parse_size
 from kvoffload.advise.choice import Prices
 from kvoffload.errors import describe
@@ -108,7 +109,7 @@ def note_limits(
     if longer and is_given:
         note(
             f"{longer:,} of {trace.num_blocks:,} blocks belong to requests that are longer than a "
-            f"host memory of {least:,} blocks, which refuses them"
+            f"host memory of {plural(least, 'block')}, which refuses them"
         )
     small = [
         memory

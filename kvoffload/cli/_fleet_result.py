@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kvoffload._printable import plural
 from kvoffload.advise.answer import column
 from kvoffload.advise.choice import ROUND_ROBIN, Prices, choose_fleet, p95_error, saving
 from kvoffload.advise.remarks import NOT_MODELLED
@@ -136,7 +137,7 @@ class Fleets(View):
         what = "tokens" if found.saved is None else "prefill"
         tier = "" if row.tier is None else f", tier {row.tier}"
         text = (
-            f"Enough for {engines:,} engine{'s' * (engines > 1)}: {choice['router']}, "
+            f"Enough for {plural(engines, 'engine')}: {choice['router']}, "
             f"{choice['policy']}, {row.given} each{tier}. It saves "
             f"{percent_text(choice['saving'])} of the {what}, the best saves "
             f"{percent_text(choice['best'])}"

@@ -131,6 +131,7 @@ class CacheOptions:
         except ValueError as error:
             text = str(error).replace("block_tokens", "--block-tokens", 1)
             text = text.replace("block_bytes", "the bytes of a block", 1)
+            text = f"--{text}" if text.startswith("retention") else text
             raise click.UsageError(text) from None
 
     def text(self, groups: GroupChunks) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from kvoffload._printable import printable
+from kvoffload._printable import plural, printable
 from kvoffload.advise.drawing import Line, draw_lines, picture, write_title
 from kvoffload.advise.units import bytes_text
 from kvoffload.replay.offline import CEILINGS
@@ -101,13 +101,13 @@ def _draw(
 
 def _title(view: Swept) -> list[str]:
     one, trace = view.first, view.read.trace
-    facts = f"{trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
+    facts = f"{plural(trace.num_requests, 'request')}, {plural(trace.num_blocks, 'block')}, "
     lines = [printable(Path(view.read.source.name).name), f"{facts}{trace.unique_blocks:,} unique"]
     notes = [] if view.read.source.ids_text is None else [view.read.source.ids_text]
     if one.device:
         notes.append(f"behind {one.device:,} {one.groups.slot_name}s on the device")
     if one.pending:
-        notes.append(f"stores in flight for {one.pending:,} requests")
+        notes.append(f"stores in flight for {plural(one.pending, 'request')}")
     lines += [view.model] if view.model else []
     return [*lines, *(["; ".join(notes)] if notes else [])]
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvoffload._printable import plural
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.replay import Configuration
 
@@ -49,7 +50,7 @@ class View:
         facts = [*read.source.names]
         if read.block_tokens.count is not None:
             facts.append(str(read.block_tokens))
-        facts += [f"{trace.num_requests:,} requests", f"{trace.num_blocks:,} blocks"]
+        facts += [plural(trace.num_requests, "request"), plural(trace.num_blocks, "block")]
         facts.append(f"{trace.unique_blocks:,} unique")
         if first.device and self.in_time.is_in_turn:
             found = f"{first.device:,} slots on device"
@@ -57,7 +58,7 @@ class View:
                 found = f"{self.rows[0].result.device_hits:,} found in {first.device:,} on device"
             facts.append(found)
         if first.pending:
-            facts.append(f"stores in flight for {first.pending:,} requests")
+            facts.append(f"stores in flight for {plural(first.pending, 'request')}")
         if first.groups.step_tokens is not None:
             facts.append(f"offered in steps of {first.groups.step_tokens:,} tokens")
         remarks = [hints_text(read.hints, trace.hints), engine_text(self.in_time), self.model]

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.fast
     ("text", "expected"),
     [
         (bytes_text(0), "0 B"),
+        (duration_text(-0.004), "0 s"),
+        (latency_text(-1e-7), "0 ms"),
+        (points(-0.0004), "less than 0.1 points"),
         (bytes_text(1023), "1,023 B"),
         (bytes_text(1.5 * 2**40), "1.5 TiB"),
         (bytes_text(512 * 2**30), "512 GiB"),

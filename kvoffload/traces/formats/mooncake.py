@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Annotated, Any
 
 from kvoffload._extras import require
+from kvoffload._printable import plural
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
@@ -137,14 +138,14 @@ class MooncakeParser(Parser):
         if self._without_time:
             estimated = f", of {self._estimated:,} after an end estimated at {ANSWER_MS} ms a token"
             found.append(
-                f"{self._without_time:,} requests have no timestamp: it is counted from the end of "
-                f"those before{estimated if self._estimated else ''}"
+                f"{plural(self._without_time, 'request')} without a timestamp: it is counted from "
+                f"the end of those before{estimated if self._estimated else ''}"
             )
         if self._waiting_in_vain:
-            count = f"{self._waiting_in_vain:,} requests"
-            found.append(f"{count} wait for requests that did not come before")
+            count = plural(self._waiting_in_vain, "request")
+            found.append(f"{count} should follow requests that did not come before")
         found += [
-            f"{name} of {count:,} requests is not read"
+            f"{name} of {plural(count, 'request')} is not read"
             for name, count in self._unheeded.items()
             if count
         ]
