@@ -192,10 +192,12 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     for case in dict.fromkeys((advice.offloading, default)):
         log = replays.of(advice.rows[case].configuration).log
         hits, asked = log["host"], log["asked"]
-        tenth, half = slice(max(1, len(log) // 10)), slice(len(log) // 2, None)
-        ratios = [float(hits[part].sum() / max(1, asked[part].sum())) for part in (tenth, half)]
+        tenth, half = (
+            float(hits[part].sum() / max(1, asked[part].sum()))
+            for part in (slice(max(1, len(log) // 10)), slice(len(log) // 2, None))
+        )
         curve, shares = _over_time(hits, asked), _by_share(hits, asked)
-        policies.append(PolicyDetails(case.policy, curve, *ratios, shares))
+        policies.append(PolicyDetails(case.policy, curve, tenth, half, shares))
         first_tokens += _first_tokens(advice, case, log)
     none = Case(0)
     without = replays.of(advice.setup.configuration(none, advice.facts.unique_blocks))
