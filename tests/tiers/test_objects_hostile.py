@@ -25,7 +25,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
-from kvoffload.tiers import Namespace, ObjectTier, Region, Status
+from kvoffload.tiers import Namespace, ObjectTier, Region, Status, TierError
+from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.remote import _objects_worker as worker
 from kvoffload.tiers.remote.objects_client import (
     ObjectsClient,
@@ -150,7 +151,7 @@ class HostileServer:
                     name, _, value = head.partition(b":")
                     length = int(value) if name.lower() == b"content-length" else length
                 data = lines.read(length)
-                bucket, _, name = path.lstrip("/").partition("/")
+                bucket, _, name = path.lstrip("/").partition("?")[0].partition("/")
                 of_tier = name.endswith("/namespace.json")
                 kind, _, where = bucket.partition("--")
                 if kind == "gated" and not of_tier:
@@ -275,6 +276,16 @@ def test_no_answer_harms_the_engine(server: HostileServer) -> None:
         assert Status.OK not in result["get"], bucket
         assert Status.OK not in result["put"] or ANSWERED_PUT.match(bucket), bucket
     report(f"{len(found['results'])} buckets of hostile answers, {found['grown'] >> 20} MiB grown")
+
+
+@pytest.mark.parametrize("answer", ["endless-error", "endless-body", "to-itself"])
+def test_a_deletion_is_bounded(server: HostileServer, monkeypatch, answer: str) -> None:
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "testing")
+    url = f"s3://{answer}/kv?endpoint=http://127.0.0.1:{server.port}&http=yes&region=x"
+    error = "GenericError" if answer == "to-itself" else "ObjectsClientError"
+    with pytest.raises(TierError, match=f"^s3://{answer}/kv: {error}$"):
+        delete_blocks(url)
 
 
 # -- the client's process ------------------------------------------------------------------------

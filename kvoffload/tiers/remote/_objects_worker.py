@@ -41,8 +41,9 @@ ANSWER = struct.Struct("<IBHQ")
 LENGTH = struct.Struct("<Q")
 """Bytes of the settings, which follow on the control."""
 
-HEAD, GET, CREATE, REPLACE, DELETE = range(5)
-"""Verbs. `CREATE` stores only if there is no object, `REPLACE` always."""
+HEAD, GET, CREATE, REPLACE, DELETE, LIST = range(6)
+"""Verbs. `CREATE` stores only if there is no object, `REPLACE` always. `LIST`, of one item whose
+path does not count, reads the next objects of all: their paths and sizes as JSON."""
 DONE, ABSENT, EXISTS, OTHER_SIZE, LATE, UNREACHED, FAILED = range(7)
 """Outcomes. The text of the last two is the name of the error's type; others have none."""
 
@@ -108,6 +109,7 @@ class _Worker:
     def __init__(self, client: Any, bucket: Any) -> None:
         self._client = client
         self._bucket = bucket
+        self._pages = client.list(bucket)
 
     def serve(self, connection: socket.socket) -> None:
         """Answer requests until the connection is closed."""
@@ -182,6 +184,11 @@ class _Worker:
             return DONE, b"", memoryview(await found.bytes_async())
         elif verb == DELETE:
             await client.delete_async(bucket, item.path)
+        elif verb == LIST:
+            async for page in self._pages:
+                found = [(one["path"], one["size"]) for one in page]
+                return DONE, b"", json.dumps(found).encode("ascii")
+            return DONE, b"", b"[]"
         else:
             mode = "create" if verb == CREATE else "overwrite"
             await client.put_async(bucket, item.path, item.data, mode=mode, use_multipart=False)

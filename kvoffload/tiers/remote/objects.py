@@ -25,8 +25,10 @@ Cost
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,14 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
+from kvoffload.tiers.options import (
+    STAGED,
+    Readers,
+    TierKeywords,
+    TierOptions,
+    flag,
+    read_options,
+)
 from kvoffload.tiers.region import num_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -59,6 +68,8 @@ REQUEST_S = 30.0
 CONNECT_S = 5.0
 MEMORY_BYTES = 256 * 2**20
 """Bytes that the client's process may allocate besides those of requests."""
+PAGE_BYTES = 2**20
+"""Most bytes of a list of some objects."""
 REQUEST_BYTES = 2 * 2**20
 """Bytes that it may allocate per request, besides twice the block."""
 
@@ -105,9 +116,9 @@ class ObjectStore(RemoteStore):
 
     def visit(self) -> None:
         path = f"{self._folder}/namespace.json"
-        (json,) = self._ask(worker.GET, [Item(path)], self.json_bytes)
-        too_long = json.outcome == worker.OTHER_SIZE
-        if not self.is_ours(bytes(self.json_bytes) if too_long else bytes(json.data)):
+        (found,) = self._ask(worker.GET, [Item(path)], self.json_bytes)
+        too_long = found.outcome == worker.OTHER_SIZE
+        if not self.is_ours(bytes(self.json_bytes) if too_long else bytes(found.data)):
             ours = self.namespace.json.encode("ascii")
             self._ask(worker.REPLACE, [Item(path, data=ours)])
 
@@ -352,22 +363,25 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> I
     arguments = _read(options)
     address = _public(url)
     settings = _settings(url, arguments["config"], arguments["client_options"])
-    import obstore
-    import obstore.exceptions
-    import obstore.store
-
     digits = "[0-9a-f]"
     generation = f"{digits}{{16}}" if number is None else f"{number:016x}"
     is_block = re.compile(f"{digits}{{32}}/{generation}/{digits}{{2}}/{digits}+").fullmatch
+    # Its namespace is not used; its client bounds the answers, and the time of each call.
+    store = ObjectStore(Namespace("any", 1), ObjectsClient(settings, 1, MEMORY_BYTES))
+
+    def ask(verb: int, paths: Iterable[str]) -> list[Answer]:
+        store.deadline = time.monotonic() + REQUEST_S
+        return store._ask(verb, [Item(path) for path in paths], PAGE_BYTES)
+
     try:
-        store: Any = obstore.store.from_url(url, **settings["options"])
-        for page in obstore.list(store):
-            found = [one for one in page if is_block(one["path"])]
-            if found:
-                obstore.delete(store, [one["path"] for one in found])
-                yield Deleted(len(found), sum(one["size"] for one in found))
-    except obstore.exceptions.BaseError as error:  # its text may have credentials
-        raise TierError(f"{address}: {type(error).__name__}") from None
+        while page := json.loads(bytes(ask(worker.LIST, [""])[0].data)):
+            found = {path: nbytes for path, nbytes in page if is_block(path)}
+            ask(worker.DELETE, found)
+            yield Deleted(len(found), sum(found.values()))
+    except (RequestError, OSError) as error:  # its text may have credentials
+        raise TierError(f"{address}: {store.name_of(error)}") from None
+    finally:
+        store.close()
 
 
 open_s3 = partial(_open, "s3")
