@@ -15,6 +15,7 @@ from kvoffload.tiers import (
     FileTier,
     MemoryTier,
     Namespace,
+    ObjectTier,
     RedisTier,
     Region,
     RemoteTier,
@@ -97,6 +98,10 @@ ADDRESSES = [
     ("dir:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
     ("redis:host", "^url must read redis://host"),
     ("redis://host/x", "^url must have a database number as its path, as in /0, got '/x'$"),
+    (
+        "rediss://host?ca=/nonexistent",
+        "^url: option ca must be a file of certificates, got '/nonexistent'$",
+    ),
     ("redis://host/0/1", "number as its path, as in /0, got '/0/1'$"),
     ("rediss://host/-1", "number as its path, as in /0, got '/-1'$"),
     ("redis://host/1234567890", "number as its path, as in /0, got '/1234567890'$"),
@@ -197,8 +202,15 @@ TYPES: list[tuple[Callable[[], object], str]] = [
     *((lambda jobs=jobs: opened().wait(jobs, 1), "^jobs must be a collection of jobs, got ")
       for jobs in (3, iter([1]))),
     (lambda: RemoteTier("dict"), "store must be a RemoteStore, got 'dict'"),
-    (lambda: RedisTier("redis://:a@b", namespace=NAMESPACE, connection_options={"colour": "red"}),
-     "^connection_options must be arguments of redis.Connection$"),
+    *((lambda url=url, given=given: RedisTier(url, namespace=NAMESPACE, connection_options=given),
+       "^connection_options must be arguments of redis.Connection$")
+      for url, given in (("redis://:a@b", {"colour": "red"}), ("redis://b", {"port": "s3cr3t"}),
+                         ("rediss://b", {"ssl_cert_reqs": "s3cr3t"}))),
+    *((lambda kind=kind, url=url, name=name: kind(url, namespace=NAMESPACE, **{name: ["s3cr3t"]}),
+       f"^{name} must be a mapping, got list$")
+      for kind, url, name in ((RedisTier, "redis://b", "connection_options"),
+                              (ObjectTier, "s3://bucket", "config"),
+                              (ObjectTier, "s3://bucket", "client_options"))),
     (lambda: DictStore("model"), "namespace must be a Namespace, got 'model'"),
     (lambda: store(manager=object()), "manager must be a manager"),
     (lambda: store(region=bytearray(8)), "region must be a Region, got bytearray"),

@@ -45,6 +45,7 @@ from kvoffload.tiers.options import (
     Readers,
     TierKeywords,
     TierOptions,
+    as_settings,
     flag,
     read_options,
 )
@@ -282,7 +283,8 @@ class ObjectTier(RemoteTier):
         **keywords: Unpack[TierKeywords],
     ) -> None:
         address = _public(url)
-        settings = _settings(url, config or {}, client_options or {})
+        config = as_settings("config", config)
+        settings = _settings(url, config, as_settings("client_options", client_options))
         options = TierOptions.of(keywords, name="objects", threads=4)
         requests = options.threads * BLOCKS_PER_CALL
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES

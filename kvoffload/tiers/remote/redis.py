@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -32,7 +33,14 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
-from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, read_options
+from kvoffload.tiers.options import (
+    STAGED,
+    Readers,
+    TierKeywords,
+    TierOptions,
+    as_settings,
+    read_options,
+)
 
 from .store import RemoteStore
 from .tier import RemoteTier
@@ -166,7 +174,7 @@ class RedisStore(RemoteStore):
         )
         try:
             _bounded(kind, self)(**{k: v for k, v in settings.items() if k != "max_connections"})
-        except TypeError:  # its text may show values
+        except (TypeError, ValueError, redis.RedisError):  # their text may show values
             raise TypeError("connection_options must be arguments of redis.Connection") from None
         return redis.Redis(connection_pool=redis.ConnectionPool(**{**settings, **ours}))
 
@@ -360,7 +368,7 @@ class RedisTier(RemoteTier):
         connection_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[TierKeywords],
     ) -> None:
-        settings = {**_parse(url), **(connection_options or {})}
+        settings = {**_parse(url), **as_settings("connection_options", connection_options)}
         if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
             raise ValueError(f"prefix must be text, got {describe(prefix)}")
         options = TierOptions.of(keywords, name="redis", threads=4)
@@ -401,6 +409,10 @@ def _public(url: str) -> str:
 
 def _ca(path: str) -> dict[str, str]:
     """Return the setting of a connection for a file with the certificates of authorities."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError:
+        raise ValueError(f"must be a file of certificates, got {describe(path)}") from None
     return {"ssl_ca_certs": path}
 
 
