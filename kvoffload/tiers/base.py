@@ -432,7 +432,7 @@ class Tier(Closing, ABC):
         From then on they are misses, even if the medium does not answer. If more than 200,000
         blocks wait to be removed from a shared medium, the tier forgets everything instead, like
         `forget`: a discarded block must not come back, and the tier does not keep more keys than
-        that.
+        that. Removals that a shared medium has not made when the tier is closed are lost.
         """
 
     @abstractmethod

@@ -249,6 +249,8 @@ class SlabFiles:
             why = "" if TABLE in self._made_files else "the table is damaged"
         elif not same_namespace:
             why = f"{NAMESPACE} is damaged"
+        elif not records:
+            why = "the table is cut short"
         elif found.generation != generation and np.frombuffer(records, np.uint8).any():
             names = found.generation.name, generation.name
             why = "they are of generation {!r}, this start has {!r}".format(*names)
