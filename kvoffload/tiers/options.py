@@ -173,13 +173,6 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
     return arguments
 
 
-def as_settings(name: str, settings: Any) -> Mapping[str, Any]:
-    """Return settings, empty for None; TypeError, which shows no value, for anything else."""
-    if not isinstance(settings, Mapping | None):
-        raise TypeError(f"{name} must be a mapping, got {type(settings).__name__}")
-    return settings or {}
-
-
 # -- as an address -------------------------------------------------------------------------------
 
 BUILT_IN = {

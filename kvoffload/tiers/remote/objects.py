@@ -40,22 +40,14 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    as_settings,
-    flag,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, flag, read_options
 from kvoffload.tiers.region import num_buffers
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from . import _objects_worker as worker
 from ._objects_worker import Item
 from .objects_client import Answer, ObjectsClient
-from .store import RemoteStore
+from .store import RemoteStore, as_settings
 from .tier import RemoteTier
 
 if TYPE_CHECKING:

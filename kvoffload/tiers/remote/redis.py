@@ -33,16 +33,9 @@ from kvoffload.tiers.base import Status, TierError
 from kvoffload.tiers.deletion import Deleted
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES, Namespace
-from kvoffload.tiers.options import (
-    STAGED,
-    Readers,
-    TierKeywords,
-    TierOptions,
-    as_settings,
-    read_options,
-)
+from kvoffload.tiers.options import STAGED, Readers, TierKeywords, TierOptions, read_options
 
-from .store import RemoteStore
+from .store import RemoteStore, as_settings
 from .tier import RemoteTier
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvoffload.tiers.base import Closing, Status
 from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block
@@ -302,6 +303,13 @@ class RemoteStore(Closing, ABC):
         if now - self._logged.get(what, -LOG_S) >= LOG_S:
             self._logged[what] = now
             write_line(level, "tier %r %s", self.name, what)
+
+
+def as_settings(name: str, settings: Any) -> Mapping[str, Any]:
+    """Return settings, empty for None; TypeError, which shows no value, for anything else."""
+    if not isinstance(settings, Mapping | None):
+        raise TypeError(f"{name} must be a mapping, got {type(settings).__name__}")
+    return settings or {}
 
 
 def pack_keys(generation: int, keys: Iterable[bytes]) -> bytes:
