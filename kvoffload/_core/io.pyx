@@ -218,6 +218,7 @@ cdef class Pool:
     cdef object buffers  # its buffers, as memory
     cdef list threads  # those of Python
     cdef bint ended
+    cdef bint stopped  # a close has begun
     cdef int pid
 
     def __cinit__(self, region, store, threads, staging=None, *, ack_copied=True):
@@ -446,8 +447,8 @@ cdef class Pool:
     def close(self, timeout_s):
         """End the threads and return whether all ended; blocks not started are UNAVAILABLE.
 
-        A call under way has another second, or a tenth of one if it is late. An exception of a
-        signal handler ends the wait, and a second call continues it.
+        At the first call, a call under way has another second, or a tenth of one if it is late. An
+        exception of a signal handler ends the wait, and a second call continues it.
         """
         cdef int64_t until = kvo_now() + <int64_t>(timeout_s * 1e9)
         cdef bint is_over = self.ended
@@ -457,8 +458,10 @@ cdef class Pool:
                 is_over = is_over or kvo_now() >= until
             PyErr_CheckSignals()
         if not self.ended:
-            with nogil:
-                until = kvo_pool_stop(self.pool, until)
+            if not self.stopped:
+                with nogil:
+                    until = kvo_pool_stop(self.pool, until)
+            self.stopped = True
             is_over = False
         while not is_over:
             with nogil:

@@ -486,7 +486,9 @@ class Tier(Closing, ABC):
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Let jobs under way end, and release everything. A second call does nothing.
+        """Let jobs under way end, and release everything.
+
+        A second call waits only for calls that the first has left.
 
         Blocks that have not started within `timeout_s` seconds end with `Status.UNAVAILABLE`; a
         call under way then has another second, or a tenth of one if a job is late. Afterwards

@@ -16,6 +16,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -73,6 +74,8 @@ _RESULTS: dict[int, vllm.LookupResult] = {
     State.MISS: vllm.LookupResult.MISS,
     State.UNKNOWN: vllm.LookupResult.RETRY,
 }
+# Options of a slab that have the defaults of `FileTier`.
+_OF_TIER = ("threads", "staging_bytes", "ack", "max_queued_bytes", "name")
 # Statuses of a successful put: declined chunks are not errors.
 _STORED = (Status.OK, Status.DECLINED)
 
@@ -251,6 +254,7 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
+        self._refusal: Exception | None = None  # of a tier whose calls have not returned
         self._generations = GenerationSource(generation, generation_file)
         tier = opener(
             namespace=self.namespace,
@@ -369,6 +373,9 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         return finished
 
     def _collect(self) -> None:
+        if self._refusal is not None:
+            self._give_up("close", self._refusal)
+            return
         try:
             ends = self.tier.poll()
         except Exception as error:  # noqa: BLE001
@@ -390,11 +397,18 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
                 elif transfer is not None:
                     self._fail(transfer)
 
-    def _give_up(self, what: str, error: Exception) -> None:
-        """Close a tier that refuses to go on, and end its jobs: it has nothing from now on."""
+    def _give_up(self, what: str, error: Exception, direct_s: float = 0.0) -> None:
+        """Close a tier that refuses to go on, and end its jobs: it has nothing from now on.
+
+        Calls of a direct tier may still use the primary tier's memory: if they do not return in
+        `direct_s` seconds, the jobs end at a later call.
+        """
         self._log_error(what, error)
-        if not self.tier.close(0.0) and self.tier.direct:
-            return  # a call that has not returned may still use the primary tier's memory
+        is_direct = self.tier.direct
+        is_over = self.tier.close(direct_s if is_direct else 0.0) or not is_direct
+        self._refusal = None if is_over else error
+        if not is_over:
+            return
         for transfer in self._transfers.values():
             self._fail(transfer)
         for request_id, keys in self._queries.values():
@@ -413,20 +427,17 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         self._finished.append(vllm.JobResult(job_id=transfer.job_id, success=False))
 
     def _result(self, transfer: _Transfer, done: Done) -> vllm.JobResult:
-        successful = None
-        if transfer.request_id is None:
-            is_success = bool(np.isin(done.status, _STORED).all())
-        else:
-            found = (done.status == Status.OK).tolist()
-            is_success = all(found)
-            if not is_success:
-                pairs = list(zip(transfer.keys, found, strict=True))
-                self._failed(transfer.request_id, [key for key, is_there in pairs if not is_there])
-                successful = tuple(key for key, is_there in pairs if is_there) or None
+        is_load = transfer.request_id is not None
+        found = np.isin(done.status, Status.OK if is_load else _STORED).tolist()
+        successful: tuple[bytes, ...] = ()
+        if is_load and not all(found):
+            pairs = list(zip(transfer.keys, found, strict=True))
+            self._failed(transfer.request_id, [key for key, is_there in pairs if not is_there])
+            successful = tuple(key for key, is_there in pairs if is_there)
         return vllm.JobResult(
             job_id=transfer.job_id,
-            success=is_success,
-            successful_keys=successful,
+            success=all(found),
+            successful_keys=successful or None,
             transfer_time=done.seconds,
             transfer_bytes=done.nbytes,
         )
@@ -463,7 +474,7 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
             if self._forgets:
                 self.tier.forget(self._generations.after_reset())
         except Exception as error:  # noqa: BLE001
-            self._give_up("reset", error)
+            self._give_up("reset", error, math.inf)  # vLLM asserts that no job is left
         if self._forgets:
             for request in self._requests.values():
                 request.answers.clear()
@@ -600,12 +611,7 @@ class KVOffloadFileTier(SecondaryTier):
         path: str,
         capacity_bytes: int | str,
         policy: str = "lru",
-        threads: int | None = None,
         staged: bool = False,
-        staging_bytes: int | str | None = None,
-        ack: str | None = None,
-        max_queued_bytes: int | str | None = None,
-        name: str | None = None,
         locality: str | None = "LOCAL",
         **options: Any,
     ) -> None:
@@ -613,13 +619,7 @@ class KVOffloadFileTier(SecondaryTier):
             raise ValueError(f"path must be a folder, got {describe(path)}")
         if not isinstance(policy, str):
             raise TypeError(f"policy must be text, got {describe(policy)}")
-        given: dict[str, Any] = {
-            "threads": threads,
-            "staging_bytes": staging_bytes,
-            "ack": ack,
-            "max_queued_bytes": max_queued_bytes,
-            "name": name,
-        }
+        given = {keyword: options.pop(keyword, None) for keyword in _OF_TIER}
         opener = partial(
             FileTier,
             _replica_folder(path, offloading_spec),

@@ -413,6 +413,8 @@ class ComposedTier(Tier):
             self._is_closed = True
             self._is_ready = False
             _OPEN.discard(self)
+        elif not self._has_ended:
+            self._has_ended = self._jobs.pool.close(timeout_s)
         return self._medium.close(until, has_ended=self._has_ended)
 
     def _end_threads(self, timeout_s: float) -> None:
