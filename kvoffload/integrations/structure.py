@@ -35,16 +35,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Interface",
-    "check_declared",
-    "check_interface",
-    "describe",
-    "differences",
-    "read_interface",
-    "read_parts",
-]
-
 Interface = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
 """Module -> name in it -> rule -> results of the rule."""
 

@@ -25,21 +25,6 @@ from typing import Any
 
 from kvoffload.integrations.structure import Interface, check_declared, read_parts
 
-__all__ = [
-    "DISTRIBUTIONS",
-    "FORMER",
-    "KINDS",
-    "RELEASES",
-    "USED",
-    "Interface",
-    "Release",
-    "check_tiering",
-    "installed_release",
-    "installed_version",
-    "logger",
-    "primary_tier_exchanged",
-]
-
 #: The logger of this integration, below vLLM's own.
 logger = logging.getLogger("vllm.kvoffload")
 
