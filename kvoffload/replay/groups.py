@@ -529,7 +529,7 @@ class GroupChunks:
     ) -> Iterator[tuple[int, list[Chunks]]]:
         """Yield the number of each scheduler step with offers, and its calls; see `offers`."""
         kept = local + hit
-        length = max(length, kept + 1)  # of a fully cached prompt, one token is computed
+        length = max(length, kept + bool(kept))  # if all is cached, one token is computed
         starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
         # A loaded state that is a resume point is offered with those of the first step.
         ends = [kept] if hit else []

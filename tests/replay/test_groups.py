@@ -145,6 +145,7 @@ EIGHT, LAST_THREE = list(range(8)), [4, 5, 6]
             [([], [1]), ([0, 1], []), ([], [2]), ([2], [])],
         ),
         (ONE_MORE, (129, 0, 0), [(EIGHT, [5, 6, 7])]),
+        (bound(Group("chunked", 1, 1, 4), block_tokens=1), (0, 0, 0), []),
     ],
 )  # fmt: skip
 def test_what_is_offered(chunks, served, offered) -> None:
