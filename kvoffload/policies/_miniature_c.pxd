@@ -60,7 +60,7 @@ cdef class Miniature:
         self, const Hint* hint, const Hint* last, double position, double before
     ) noexcept
     cdef Py_ssize_t ask(self) noexcept
-    cdef void end_own(self) noexcept
+    cdef void end_own(self, const Batch* own) noexcept
     # Store the missing blocks of a batch, until the position, as far as the policy admits them, which
     # are the chosen ones; return -1 if it is refused, or if there is no memory. With NaN the caller
     # ends the store.

@@ -157,18 +157,17 @@ cdef class Miniature:
             self.oldest += 1
             self.num_storing -= 1
 
-    cdef void end_own(self) noexcept:
-        """End the stores of the blocks that were taken."""
+    cdef void end_own(self, const Batch* own) noexcept:
+        """End the stores of blocks whose nodes are found."""
         cdef CompiledPolicy policy = self.policy
         cdef Storing* storing = self.storing + self.oldest
         cdef uint64_t place, num_storing = 0
         cdef Py_ssize_t index
         cdef Node* node
-        find_changed(policy.table, &self.batch)
-        for index in range(self.batch.size):
-            node = resident(policy.table, &self.batch, index)
+        for index in range(own.size):
+            node = resident(policy.table, own, index)
             if node != NULL and node.block.ref_cnt < 0:
-                make_ready(policy, self.batch.node_ids[index], node)
+                make_ready(policy, own.node_ids[index], node)
         for place in range(self.num_storing):
             if node_at(policy.table, storing[place].node_id).block.ref_cnt < 0:
                 storing[num_storing] = storing[place]
@@ -264,7 +263,8 @@ cdef class Miniature:
             last = NULL
         if waits:
             self.end_stores(before)
-            self.end_own()
+            find_changed(self.policy.table, &self.batch)
+            self.end_own(&self.batch)
         num_hits = self.c_serve(hint, last, ends, position, before)
         if self.no_memory:
             raise MemoryError()

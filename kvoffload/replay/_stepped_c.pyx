@@ -276,15 +276,14 @@ cdef class SteppedMiniature(Miniature):
         cdef Batch* batch = &self.batch
         cdef Py_ssize_t index
         cdef uint8_t uses
-        cdef Node* node
         find_changed(policy.table, batch)
         if self.is_arc:
             # A block loaded, evicted and offered again counts as used again.
+            self.part.size = 0
             for index in range(batch.size):
-                uses = self.uses[self.same[index]]
-                node = resident(policy.table, batch, index)
-                if uses & USED and uses & OWN and node != NULL and node.block.ref_cnt < 0:
-                    make_ready(policy, batch.node_ids[index], node)
+                if self.uses[self.same[index]] & (USED | OWN) == USED | OWN:
+                    self.add(index)
+            self.end_own(&self.part)
         if self.from_ghosts and has_evicted:
             # Blocks evicted by the request itself do not come back.
             for index in range(batch.size):

@@ -48,6 +48,19 @@ def hints(trace: DecodedTrace, dice: random.Random) -> TraceHints:
     )
 
 
+def compare(trace: DecodedTrace, configuration: Configuration) -> None:
+    manager = new_manager(configuration.policy, configuration.host)
+    calls = replay(trace, configuration, manager=manager).log
+    rows = Rows(trace, configuration.groups, trace.keys)
+    counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
+    (engine,) = new_engines(rows, counts, configuration, None)
+    assert isinstance(engine, RowEngine)
+    engine.serve(0, len(rows), rows.told())
+    for name, column in zip(COUNTS, counts.T, strict=True):
+        np.testing.assert_array_equal(column, calls[name], name)
+    engine._host._check()
+
+
 @pytest.mark.parametrize("policy", registry.names())
 def test_they_hit_store_and_evict_as_the_calls_do(seed, policy):
     for number in range(40):
@@ -67,13 +80,11 @@ def test_they_hit_store_and_evict_as_the_calls_do(seed, policy):
             pending=dice.choice([0, 0, 0, 1, 3]),
             groups=groups,
         )
-        manager = new_manager(policy, configuration.host)
-        calls = replay(trace, configuration, manager=manager).log
-        rows = Rows(trace, groups, trace.keys)
-        counts = np.zeros((len(rows), len(COUNTS)), dtype=np.int64)
-        (engine,) = new_engines(rows, counts, configuration, None)
-        assert isinstance(engine, RowEngine)
-        engine.serve(0, len(rows), rows.told())
-        for name, column in zip(COUNTS, counts.T, strict=True):
-            np.testing.assert_array_equal(column, calls[name], name)
-        engine._host._check()
+        compare(trace, configuration)
+
+
+def test_a_store_that_has_ended_early_is_forgotten():
+    prompts = [(0, 2, 3), (2, 3, 2), (0, 3, 1, 3)]
+    trace = DecodedTrace.of([Request(0.0, 0, 0, prompt) for prompt in prompts])
+    groups = GroupChunks.of_blocks(1, step_tokens=None if IMPLEMENTATION == "python" else 1)
+    compare(trace, Configuration(policy="arc", host=3, pending=1, groups=groups))
