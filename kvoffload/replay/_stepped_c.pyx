@@ -324,10 +324,8 @@ cdef class SteppedMiniature(Miniature):
         for index in range(size):
             number += self.same[index] == <uint32_t>index and self.uses[index] & wanted != 0
         # Mostly these are all.
-        while run < number and self.local + run < size and (
-            self.uses[self.same[self.local + run]] & wanted
-        ):
-            run += 1
+        for index in range(self.local, min(self.local + number, size)):
+            run += self.same[index] == <uint32_t>index and self.uses[index] & wanted != 0
         if run == number:
             for index in range(self.local, self.local + run):
                 self.add(index)

@@ -239,7 +239,7 @@ class SteppedRequest:
         """Return some keys in the order of `_every`."""
         every = self._every(sign)
         run = every[self._first : self._first + len(keys)]  # mostly these
-        if keys.issuperset(run) and len(run) == len(keys):
+        if set(run) == keys and keys.isdisjoint(every[: self._first]):
             return run
         return [key for key in every if key in keys]
 

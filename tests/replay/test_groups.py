@@ -309,6 +309,14 @@ def test_the_head_of_a_request_is_the_most_recent() -> None:
     assert served.evicted == [group_key(b"d", 1)]
 
 
+def test_every_chunk_is_used_where_a_prompt_repeats_one() -> None:
+    manager = CPUOffloadingManager(1, 4, "lru")
+    server = GroupServer(GroupChunks.of_blocks(1, step_tokens=4), manager)
+    for prompt in ([b"a", b"b"], [b"x"], [b"a", b"a", b"b"]):
+        server.serve(prompt, len(prompt)).complete()
+    assert [*manager.policy.blocks] == [b"x", b"b", b"a"]
+
+
 def test_a_refused_call_is_refused_whole() -> None:
     server = GroupServer(bound(FULL, WINDOW), CPUOffloadingManager(16, 4, "lru"))
     served = server.serve([b"a", b"b", b"c"], 49)
