@@ -798,12 +798,12 @@ cdef class CompiledRequest:
         if hints is not None:
             check_hints(hints)
         said_last = self.hints if hints is None else hints
-        hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if hints is not None and hints != self.hints:
             source = source_of(self.steps, hints)
         if self.is_finished:
             return
         tick(self.steps)
+        hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
         if self.is_finished:
             return
         note_resets(self)
@@ -845,7 +845,7 @@ cdef CompiledRequest begin_request(
     cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
     cdef list keys
     cdef Hint said
-    cdef const Hint* hint = steps._policy.hint_of(hints, now, &said)
+    cdef const Hint* hint
     cdef str source = source_of(steps, hints)
     tick(steps)
     keys = list(hashes if type(hashes) is list else as_batch(hashes))  # before others change it
@@ -854,10 +854,10 @@ cdef CompiledRequest begin_request(
     if not batch_fit(&request.batch, len(keys)):
         raise MemoryError()
     batch_set(&request.batch, list_items(keys), len(keys))
+    hint = steps._policy.hint_of(hints, now, &said)  # after the last Python code of others
     request.steps = steps
     request.manager = manager
-    request.keys = keys
-    request.storing = keys
+    request.keys = request.storing = keys
     request.own, request.prompt = -1, len(keys)
     request.resets = steps._resets
     request.hints = hints

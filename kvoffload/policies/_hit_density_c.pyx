@@ -109,7 +109,7 @@ from kvoffload.policies._twin_c cimport (
     find_key,
 )
 
-from kvoffload._checks import as_batch, batch_error, check_int
+from kvoffload._checks import as_batch, batch_error, check_hints, check_int
 from kvoffload._sampling import new_secret, words_of
 from kvoffload.policies._hit_density import HitDensity
 from kvoffload.policies.base import CachePolicy
@@ -545,11 +545,10 @@ cdef inline uint32_t heed(_HitDensity self, const Hint* hint) noexcept:
     if hint == NULL or hint.expect_s <= 0.0:
         return 0
     said = said_by(hint)
-    # NULL if the policy was initialised again after `hint_of`.
+    # After `hint_of` the policy may have been initialised again, or cleared with its names.
     if self.groups[said] == NULL or self.groups[SHARED_SAID] == NULL:
         return 0
     self._learned.hint()
-    # Not if the policy was cleared after `hint_of`, which forgot the names.
     if self.counts and self.num_sources <= hint.source < self.num_named:
         self.num_sources = hint.source + 1
     return 0 if hint.ends else said
@@ -788,28 +787,29 @@ cdef class _HitDensity(CompiledPolicy):
 
     def begun(self, hashes, hints=None):
         """Handle the beginning of a request, with the client's hints of the session's return."""
-        cdef Hint said
-        cdef const Hint* hint
-        cdef list batch
         if type(self).touch is not CompiledPolicy.touch:  # a subclass's own
             CachePolicy.begun(self, hashes, hints)
-            return
-        self.require_ready()
-        hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
-        batch = self.open_batch(hashes, "hashes", "begun")
-        find_all(self.table, &self.batch)
-        self.begin_request(&self.batch, hint)
+        else:
+            self.hear(hashes, hints, "begun")
 
     def finished(self, hashes, hints=None):
         """Handle the end of a request: its blocks become recent, and no use is counted."""
+        self.hear(hashes, hints, "finished")
+
+    cdef int hear(self, object hashes, object hints, str call) except -1:
         cdef Hint said
         cdef const Hint* hint
-        cdef list batch
         self.require_ready()
-        hint = self.hint_of(hints, None, &said)  # before the batch: this may run Python code
-        batch = self.open_batch(hashes, "hashes", "finished")
+        check_hints(hints)
+        hashes = as_batch(hashes)
+        hint = self.hint_of(hints, None, &said)  # after the iterable, which may tell other hints
+        self.open_batch(hashes, "hashes", call)
         find_all(self.table, &self.batch)
-        self.finish_request(&self.batch, hint)
+        if call == "begun":
+            self.begin_request(&self.batch, hint)
+        else:
+            self.finish_request(&self.batch, hint)
+        return 0
 
     # -- requests ----------------------------------------------------------------------------
 

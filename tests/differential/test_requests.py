@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from kvoffload import Hints
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
+from kvoffload.watch import Watch
 from tests.conftest import read_budget
 from tests.differential.pairs import Pair, Twins
 from tests.differential.traffic import STEPS, Traffic
@@ -45,6 +48,41 @@ def test_sessions_longer_than_small_caches_end_around_shared_blocks(twins: Twins
         request.do("complete_store")
         request.finish(Hints(ends=prompt.endswith(".")))
     pair.agree()
+
+
+def said_by(source: str) -> Hints:
+    return Hints(expect_s=2.0, source=source)
+
+
+@pytest.mark.parametrize("method", ["begin", "begun", "finished"])
+def test_a_batch_that_tells_hints_keeps_those_of_its_own_call(twins: Twins, method: str) -> None:
+    def build(twin: ModuleType) -> Any:
+        manager = twin.CPUOffloadingManager(16, 2, "hit-density")
+        return manager if method == "begin" else twin.policy_class("hit-density")(2)
+
+    def tell(thing: Any, source: str, inner: str = "") -> Iterator[bytes]:
+        if inner:
+            getattr(thing, method)(tell(thing, inner), hints=said_by(inner))
+        yield source.encode()
+
+    pair = Pair(twins, build)
+    for thing in pair.both:
+        getattr(thing, method)(tell(thing, "outer", "inner"), hints=said_by("outer"))
+    pair.agree()
+
+
+def test_a_clock_that_tells_hints_keeps_those_of_a_finish(twin: ModuleType) -> None:
+    def clock() -> float:
+        if calls:
+            calls.pop()(hints=said_by("inner"))
+        return 1.0
+
+    calls: list[Any] = []
+    manager = twin.CPUOffloadingManager(16, 4, "hit-density", watch=Watch(clock=clock))
+    request = manager.begin([b"outer"])
+    calls.append(partial(manager.begin, [b"inner"]))
+    request.finish(hints=said_by("outer"))
+    assert "outer" in [source.name for source in manager.policy.hint_sources]
 
 
 @pytest.mark.parametrize("name", registry.names())
