@@ -292,7 +292,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             If an element is not a block hash, `hints` not a ``Hints`` or `now` not a finite number.
         """
         check_now(now)
-        return CallingRequest(self, as_batch(hashes), check_hints(hints), now)
+        check_hints(hints)
+        return CallingRequest(self, as_batch(hashes), hints, now)
 
     # -- what a request tells ----------------------------------------------------------------
 
@@ -662,8 +663,7 @@ def take_part(parts: list[Part], start: int, stop: int) -> tuple[list[Part], lis
 
 def request_summary(request: Request[Any]) -> str:
     """Return the ``repr`` of a request of either twin."""
-    state = "finished" if request.is_finished else "open"
-    return f"<Request of {len(request)} blocks, {state}>"
+    return f"<Request of {len(request)} blocks, {'finished' if request.is_finished else 'open'}>"
 
 
 def check_now(now: Any) -> None:

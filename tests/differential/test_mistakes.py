@@ -99,6 +99,7 @@ MISTAKES: dict[str, Mistake] = {
         for value in (given[-1],)
     },
     "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
+    "hashes and hints": lambda twin: twin.CPUOffloadingManager(16, 2).begin(5, hints=5),
     "an unknown attribute": lambda twin: twin.CPUOffloadingManager(16, 2).nonesuch,
     **{
         f"{name} {option.name} out of bounds": (
