@@ -29,8 +29,7 @@ def median_age(bins: Sequence[int]) -> float | None:
 
 def age_histogram(bins: Sequence[int]) -> Histogram:
     """Return a histogram over `AGE_BOUNDS`; its sum uses the bins' middles."""
-    counts = [0] * (len(AGE_BOUNDS) + 1)
-    total = 0.0
+    counts, total = [0] * (len(AGE_BOUNDS) + 1), 0.0
     for index, count in enumerate(bins):
         if count:
             counts[bisect_right(AGE_BOUNDS, bin_start(index) / 1000)] += count
