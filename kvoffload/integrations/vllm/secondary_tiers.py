@@ -74,8 +74,6 @@ _RESULTS: dict[int, vllm.LookupResult] = {
     State.MISS: vllm.LookupResult.MISS,
     State.UNKNOWN: vllm.LookupResult.RETRY,
 }
-# Options of a slab that have the defaults of `FileTier`.
-_OF_TIER = ("threads", "staging_bytes", "ack", "max_queued_bytes", "name")
 # Statuses of a successful put: declined chunks are not errors.
 _STORED = (Status.OK, Status.DECLINED)
 
@@ -611,7 +609,12 @@ class KVOffloadFileTier(SecondaryTier):
         path: str,
         capacity_bytes: int | str,
         policy: str = "lru",
+        threads: int | None = None,
         staged: bool = False,
+        staging_bytes: int | str | None = None,
+        ack: str | None = None,
+        max_queued_bytes: int | str | None = None,
+        name: str | None = None,
         locality: str | None = "LOCAL",
         **options: Any,
     ) -> None:
@@ -619,7 +622,13 @@ class KVOffloadFileTier(SecondaryTier):
             raise ValueError(f"path must be a folder, got {describe(path)}")
         if not isinstance(policy, str):
             raise TypeError(f"policy must be text, got {describe(policy)}")
-        given = {keyword: options.pop(keyword, None) for keyword in _OF_TIER}
+        given: dict[str, Any] = {
+            "threads": threads,
+            "staging_bytes": staging_bytes,
+            "ack": ack,
+            "max_queued_bytes": max_queued_bytes,
+            "name": name,
+        }
         opener = partial(
             FileTier,
             _replica_folder(path, offloading_spec),
