@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload import Hints
+from kvoffload import IMPLEMENTATION, Hints
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
@@ -71,6 +71,7 @@ def test_a_batch_that_tells_hints_keeps_those_of_its_own_call(twins: Twins, meth
     pair.agree()
 
 
+@pytest.mark.skipif(IMPLEMENTATION == "python", reason="a watch needs the extensions")
 def test_a_clock_that_tells_hints_keeps_those_of_a_finish(twin: ModuleType) -> None:
     def clock() -> float:
         if calls:
