@@ -61,6 +61,10 @@ cdef void ring_list(Table* table, Ring* ring, uint32_t node_id, Node* node) noex
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
 # The same if it comes before `position`; dead entries before it are dropped.
 cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) noexcept
+# Do what `ring_renew_chain` does from the most recent node, which is not parked.
+cdef Py_ssize_t ring_turn(
+    Table* table, Ring* ring, const uint32_t* node_ids, Py_ssize_t index
+) noexcept nogil
 # Begin the heap's order at another position.
 cdef void ring_start_at(Table* table, Ring* ring, uint64_t position) noexcept
 # Return the node ids, least recent first: the parked by position, then the list.
@@ -167,7 +171,6 @@ cdef inline Py_ssize_t ring_renew_chain(
     it is the most recent, as far as they precede it, as those of a prompt do that were just stored.
     """
     cdef uint32_t first_id = node_ids[index]
-    cdef uint32_t before
     cdef Node* first = node_at(table, first_id)
     cdef Node* last = first
     kvo_require(first.ring == ring.id, "the node is on this ring")
@@ -175,21 +178,7 @@ cdef inline Py_ssize_t ring_renew_chain(
         ring_renew(table, ring, first_id, first)
         return index
     if first.next == NIL:
-        before = first.prev
-        while index and before != NIL and before == node_ids[index - 1]:
-            last.next = before
-            last = node_at(table, before)
-            before = last.prev
-            last.prev = node_ids[index]
-            index -= 1
-        first.prev = before
-        if before == NIL:
-            ring.oldest = first_id
-        else:
-            node_at(table, before).next = first_id
-        last.next = NIL
-        ring.newest = node_ids[index]
-        return index
+        return ring_turn(table, ring, node_ids, index)
     while index and last.next != NIL and last.next == node_ids[index - 1]:
         index -= 1
         last = node_at(table, last.next)

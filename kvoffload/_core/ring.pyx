@@ -121,6 +121,29 @@ cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) no
     return NIL
 
 
+cdef Py_ssize_t ring_turn(
+    Table* table, Ring* ring, const uint32_t* node_ids, Py_ssize_t index
+) noexcept nogil:
+    cdef uint32_t first_id = node_ids[index]
+    cdef Node* first = node_at(table, first_id)
+    cdef Node* last = first
+    cdef uint32_t before = first.prev
+    while index and before != NIL and before == node_ids[index - 1]:
+        last.next = before
+        last = node_at(table, before)
+        before = last.prev
+        last.prev = node_ids[index]
+        index -= 1
+    first.prev = before
+    if before == NIL:
+        ring.oldest = first_id
+    else:
+        node_at(table, before).next = first_id
+    last.next = NIL
+    ring.newest = node_ids[index]
+    return index
+
+
 cdef void ring_start_at(Table* table, Ring* ring, uint64_t position) noexcept:
     if ring.listed.start != position:
         ring.listed.start = position
