@@ -744,7 +744,7 @@ cdef class RequestManagerCore:
             self.end_work(collecting)
 
     def _end_writes(self, chunk_ids):
-        """Tell a watch that stores of one chunk each have ended."""
+        """Close stores of one chunk each in a watch's ledger."""
         self.require_ready()
         if self.watching is not None:
             for chunk_id in chunk_ids:
