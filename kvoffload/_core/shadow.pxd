@@ -17,7 +17,7 @@ Cost
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from kvoffload._core.table cimport NIL, kvo_prefetch
+from kvoffload._core.table cimport NIL, kvo_prefetch, sample_of
 
 cdef enum:
     MOST_SIZES = 13
@@ -34,7 +34,7 @@ cdef struct Entry:
     uint8_t segment         # num_sizes: from before a reset
     uint8_t fate            # the last one, FATE_...
     uint8_t used            # since it was stored
-    uint8_t quarter
+    uint8_t shown           # by a request, since it was stored
 
 cdef struct ShadowList:
     uint32_t head
@@ -58,8 +58,8 @@ cdef bint shadow_open(
     Shadow* shadow, int num_quarters, int num_sizes, const uint32_t* limits
 ) noexcept
 cdef void shadow_close(Shadow* shadow) noexcept
-# Move an entry to the front of its list, or put a new one there.
-cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t now) noexcept
+# Move an entry, which a request shows, to the front of its list, or put a new one there.
+cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, uint32_t now) noexcept
 # Empty every size; the entries' history stays while there is room for it.
 cdef void shadow_reset(Shadow* shadow) noexcept
 cdef const char* shadow_check(Shadow* shadow) noexcept
@@ -75,9 +75,14 @@ cdef inline uint32_t shadow_first(Shadow* shadow, uint64_t fingerprint) noexcept
     return shadow.chains[fingerprint & (shadow.num_chains - 1)]
 
 
-cdef inline void shadow_near(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept nogil:
+cdef inline int shadow_quarter(Shadow* shadow, uint64_t fingerprint) noexcept nogil:
+    """Return the quarter of a fingerprint."""
+    return <int>(sample_of(fingerprint) & <uint32_t>(shadow.num_quarters - 1))
+
+
+cdef inline void shadow_near(Shadow* shadow, uint64_t fingerprint) noexcept nogil:
     """Prefetch the first entry of a prefetched chain, and the markers of the quarter."""
-    cdef int size
+    cdef int quarter = shadow_quarter(shadow, fingerprint), size
     # With no entry the address is wrong, and a prefetch of it does nothing.
     kvo_prefetch(shadow.entries + shadow_first(shadow, fingerprint))
     for size in range(shadow.num_sizes):

@@ -80,7 +80,7 @@ cdef void forget_before_reset(Shadow* shadow, ShadowList* line) noexcept:
         forget(shadow, line, line.markers[shadow.num_sizes])
 
 
-cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept:
+cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint) noexcept:
     """Take an entry; one more is reserved than the lists have room for."""
     cdef uint32_t entry_id = shadow.free_head
     cdef Entry* entry
@@ -93,29 +93,30 @@ cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint, int quarter) noexc
     entry = shadow.entries + entry_id
     memset(entry, 0, sizeof(Entry))
     entry.fingerprint = fingerprint
-    entry.quarter = <uint8_t>quarter
     entry.chain = chain[0]
     chain[0] = entry_id
     return entry_id
 
 
-cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t now) noexcept:
-    cdef ShadowList* line = &shadow.lists[quarter]
+cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, uint32_t now) noexcept:
+    cdef ShadowList* line = &shadow.lists[shadow_quarter(shadow, fingerprint)]
     cdef Entry* entry = shadow_find(shadow, fingerprint)
     cdef uint32_t entry_id, moved
     cdef int size
     if entry != NULL:
         entry_id = <uint32_t>(entry - shadow.entries)
         entry.last_use = now
+        entry.shown = True
         if line.head == entry_id and entry.segment == 0:
             return
         unlink(shadow, line, entry_id, entry)
     else:
         if line.counts[shadow.num_sizes]:
             forget_before_reset(shadow, line)
-        entry_id = new_entry(shadow, fingerprint, quarter)
+        entry_id = new_entry(shadow, fingerprint)
         entry = shadow.entries + entry_id
         entry.last_use = now
+        entry.shown = True
     entry.prev = NIL
     entry.next = line.head
     if line.head != NIL:
@@ -175,11 +176,10 @@ cdef const char* shadow_check(Shadow* shadow) noexcept:
                 if line.counts[size] > line.rooms[size]:
                     return b"no segment holds more than its room"
             while entry_id != NIL and shadow.entries[entry_id].segment == size:
-                if (
-                    shadow.entries[entry_id].prev != last
-                    or shadow.entries[entry_id].quarter != quarter
-                ):
-                    return b"a list runs both ways, in its quarter"
+                if shadow.entries[entry_id].prev != last:
+                    return b"a list runs both ways"
+                if shadow_quarter(shadow, shadow.entries[entry_id].fingerprint) != quarter:
+                    return b"a list has the entries of its quarter"
                 last = entry_id
                 entry_id = shadow.entries[entry_id].next
                 count += 1

@@ -141,7 +141,7 @@ cdef class CompiledSteps:
 
     def _use_more(self, added):
         cdef list batch = find_batch(self, added)
-        self._policy.extend_request(&self.batch)
+        extend_found(self)
 
     def _met(self, hashes, Py_ssize_t start):
         cdef list batch = find_batch(self, hashes)
@@ -471,6 +471,13 @@ cdef void note_lookup(CompiledSteps steps, Batch* batch, Py_ssize_t num_hits) no
         steps._watch.c_looked_up(steps._policy.table, batch, num_hits)
 
 
+cdef void extend_found(CompiledSteps steps) noexcept:
+    """Use the batch, which extends a request."""
+    steps._policy.extend_request(&steps.batch)
+    if steps._watch is not None:
+        steps._watch.c_extended(steps._policy.table, &steps.batch)
+
+
 cdef void release_batch(CompiledSteps steps, Batch* batch) noexcept:
     """Release the blocks that only one session uses; the policy has made room."""
     steps._policy.c_release(batch, IS_SHARED)
@@ -507,10 +514,10 @@ cdef int finish_batch(
         steps._watch.note_hints(source, hint.ends, hint.expect_s > 0.0)
     policy.finish_request(batch, hint)
     leave(policy.table, batch, met, own, num_last)
+    if steps._watch is not None:
+        steps._watch.c_finished(policy.table, batch, own, hints, hint)
     if ends:
         release_batch(steps, batch)
-    elif steps._watch is not None and hint != NULL and hint.expect_s > 0.0:
-        steps._watch.c_finished(policy.table, batch, hints, hint.now)
     return 0
 
 
@@ -780,7 +787,7 @@ cdef class CompiledRequest:
         if not batch_fit(&self.batch, self.batch.size + len(batch)):
             raise MemoryError()
         self.keys += batch
-        steps._policy.extend_request(&steps.batch)
+        extend_found(steps)
         size = self.batch.size
         is_known = num_known(steps._policy.table, &steps.batch, 0) > 0
         batch_extend(&self.batch, list_items(self.keys), &steps.batch)

@@ -172,6 +172,8 @@ class Manager(ManagerViews[Spec_co]):
         """Use the blocks that extend a request."""
         self._policy._take_back(added)
         self._policy._extended(added)
+        if self._watch is not None:
+            self._watch.extended(added)
 
     def _met(self, hashes: list[BlockHash], start: int) -> int:
         """Note whether a request goes on with its session; see `Sessions.meet`."""
@@ -183,10 +185,10 @@ class Manager(ManagerViews[Spec_co]):
         """Use the blocks of a request for the last time; release them if its session ends."""
         self._used_last(hashes, hints, now)
         self._sessions.leave(hashes, *session)
+        if self._watch is not None:
+            self._watch.finished(hashes, hints, now, session[1])
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
-        elif self._watch is not None and hints is not None:
-            self._watch.finished(hashes, hints, now)
 
     def _used_last(
         self, hashes: list[BlockHash], hints: Hints | None, now: float | None = None

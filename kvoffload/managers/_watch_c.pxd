@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry, Shadow, shadow_approach
 from kvoffload._core.table cimport Table, sample_of
-from kvoffload.policies._twin_c cimport MOST_SOURCES
+from kvoffload.policies._twin_c cimport MOST_SOURCES, Hint
 
 cdef enum:
     BINS = 256
@@ -155,6 +155,7 @@ cdef class WatchCore:
     cdef uint64_t open_blocks
     cdef uint64_t serial
     cdef readonly double lag                # mean requests during a store; < 0: not known
+    cdef readonly double early              # share of requests that finish after their stores
 
     # Draw the sample of a table's keys, before the first is stored; `get` returns a block's status.
     cdef int look_at(self, Table* table, object get) except -1
@@ -193,9 +194,12 @@ cdef class WatchCore:
         self, uint64_t asked, uint64_t missed, bint met_pending, uint64_t length
     ) noexcept
     cdef void on_request(self) noexcept
+    # Use the keys that extend a request, last first. Generated tokens are stored but not asked for;
+    # they take room like others.
+    cdef void on_extension(self) noexcept
     # Count a store that gave slots to `admitted` of `missing` blocks; -1: it was refused. Then use
-    # the keys that no request since a reset has shown, last first, and note all fates. Generated
-    # tokens are stored but not asked for; they take room like others.
+    # the keys that no request has shown since they were stored or reset, last first, and note all
+    # fates.
     cdef void count_offer(self, Py_ssize_t admitted, Py_ssize_t missing) noexcept
     cdef void on_offer(self) noexcept
     # `size` blocks are leaving, in a call that has read the clock: count them, the sampled ones by
@@ -229,12 +233,15 @@ cdef class WatchCore:
     cdef void c_offered(
         self, Table* table, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing
     ) noexcept
+    cdef void c_extended(self, Table* table, Batch* batch) noexcept
     # End a transfer, unless it is a store and its first or last block is not pending.
     cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept
     # Before the blocks of a failed store are dropped: note the fates of pending ones, once each.
     cdef void c_failed(self, Table* table, Batch* batch) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
-    # After a request has finished with a hint of its return, `now` in seconds or NaN, and after the
-    # blocks of a batch that are not shared were released.
-    cdef void c_finished(self, Table* table, Batch* batch, object hints, double now) noexcept
+    # After a request has finished, whose first stored block is at `own` and whose `hint`, NULL for
+    # none, says what `hints` say; and after the blocks of a batch that are not shared were released.
+    cdef void c_finished(
+        self, Table* table, Batch* batch, Py_ssize_t own, object hints, const Hint* hint
+    ) noexcept
     cdef void c_released(self, Table* table, Batch* batch) noexcept

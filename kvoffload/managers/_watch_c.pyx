@@ -34,6 +34,7 @@ from kvoffload._core.shadow cimport (
     shadow_first,
     shadow_near,
     shadow_open,
+    shadow_quarter,
     shadow_reach,
     shadow_reset,
     shadow_use,
@@ -84,8 +85,9 @@ cdef enum:
     MOST_KEYS = 1 << 14     # most that are collected if no lookup lets it take them
     MOST_OPEN = 4096        # most transfers in the ledger, and most of their blocks
     MOST_OPEN_BLOCKS = 1 << 18
-    LAG_STEPS = 16          # stores over which the lag is averaged
+    LAG_STEPS = 16          # stores, and requests, over which the lag and `early` are averaged
     AGE_BITS = 3            # a histogram of ages in ms has eight bins for each doubling
+    NO_STORE = -2           # in place of that number
 
 
 UNSAID = (None, None)  # the hints and the time of a client that gave none
@@ -112,7 +114,9 @@ cdef inline uint8_t meets(Table* table, uint32_t node_id) noexcept nogil:
 
 
 cdef inline uint8_t fate_of(Py_ssize_t index, Py_ssize_t admitted) noexcept nogil:
-    """Return the fate of a block of a store that admitted so many; < 0: it was refused."""
+    """Return the fate of a block by the number that its store admitted, -1 if it was refused."""
+    if admitted == NO_STORE:
+        return FATE_UNKNOWN
     if admitted < 0:
         return FATE_REFUSED
     return FATE_STORED if index < admitted else FATE_DECLINED
@@ -230,9 +234,7 @@ cdef class WatchCore:
         cdef const SampledKey* sampled = self.sampled
         if self.num_sampled:
             for index in range(self.num_sampled):
-                shadow_near(
-                    &self.shadow, sampled[index].hashed, quarter_of(self, sampled[index].hashed)
-                )
+                shadow_near(&self.shadow, sampled[index].hashed)
             for index in range(self.num_sampled):
                 if sampled[index].part == ASKED:
                     judge(self, sampled + index)
@@ -257,13 +259,17 @@ cdef class WatchCore:
         for index in range(self.num_sampled):
             sampled = self.sampled + index
             entry = shadow_find(&self.shadow, sampled.hashed)
-            sampled.seen = entry != NULL and entry.segment < self.num_sizes
+            sampled.seen = entry != NULL and entry.shown and entry.segment < self.num_sizes
         use_all(self, now)
         self.moment = self.latest
         collect(self, 0)
         self.moment = NAN
         for index in range(self.num_sampled):
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
+
+    cdef void on_extension(self) noexcept:
+        use_all(self, self.read_clock())
+        collect(self, 0)
 
     cdef void on_eviction(self, uint64_t size) noexcept:
         cdef Py_ssize_t index
@@ -345,7 +351,7 @@ cdef class WatchCore:
         entry.fate = fate
         if fate == FATE_STORED:
             entry.changed = now
-            entry.used = False
+            entry.used = entry.shown = False
 
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
         cdef const Entry* entry = shadow_find(&self.shadow, hashed)
@@ -436,6 +442,10 @@ cdef class WatchCore:
                 )
         self.on_offer()
 
+    cdef void c_extended(self, Table* table, Batch* batch) noexcept:
+        meet_batch(self, table, batch, 0)
+        self.on_extension()
+
     cdef void c_failed(self, Table* table, Batch* batch) noexcept:
         cdef Py_ssize_t index
         cdef Node* node
@@ -476,10 +486,15 @@ cdef class WatchCore:
             for index in range(size):
                 own[index] = <int32_t>block_ids[index]
 
-    cdef void c_finished(self, Table* table, Batch* batch, object hints, double now) noexcept:
-        self.hear(hints, now)
-        meet_batch(self, table, batch, 0)
-        self.on_event(FINISHED)
+    cdef void c_finished(
+        self, Table* table, Batch* batch, Py_ssize_t own, object hints, const Hint* hint
+    ) noexcept:
+        if own < batch.size:
+            note_finish(self, meets(table, batch.node_ids[own]))
+        if hint != NULL and hint.expect_s > 0.0 and not hint.ends:
+            self.hear(hints, hint.now)
+            meet_batch(self, table, batch, 0)
+            self.on_event(FINISHED)
 
     cdef void c_released(self, Table* table, Batch* batch) noexcept:
         meet_batch(self, table, batch, IS_SHARED)
@@ -502,16 +517,18 @@ cdef class WatchCore:
                 meet_key(self, keys[index], ASKED, met[index], FATE_UNKNOWN)
         self.on_request()
 
-    def finished(self, list keys not None, hints, now):
-        """Hear that a request has finished with hints."""
-        if hints.expect_s is not None:
+    def finished(self, list keys not None, hints, now, Py_ssize_t own):
+        """Hear that a request has finished, whose first stored block is at `own`."""
+        if own < len(keys):
+            note_finish(self, met_as(self.get(keys[own])))
+        if hints is not None and hints.expect_s is not None and not hints.ends:
             self.hear(hints, NAN if now is None else now)
-            meet_list(self, keys, 0)
+            meet_list(self, keys, NO_STORE)
             self.on_event(FINISHED)
 
     def released(self, list keys not None):
         """Hear that blocks were released; from now on keys are collected."""
-        meet_list(self, keys, 0)
+        meet_list(self, keys, NO_STORE)
         self.on_event(RELEASED)
 
     def offered(self, list missing not None, Py_ssize_t admitted, list evicted not None):
@@ -520,8 +537,14 @@ cdef class WatchCore:
         self.count_offer(admitted, len(missing))
         meet_list(self, missing, admitted)
         self.on_offer()
-        meet_list(self, evicted, 0)
+        meet_list(self, evicted, NO_STORE)
         self.on_eviction(len(evicted))
+
+    def extended(self, list keys not None):
+        """Use the blocks that extend a request."""
+        self.tick()
+        meet_list(self, keys, NO_STORE)
+        self.on_extension()
 
     def failed(self, keys):
         """Note the fates of blocks whose store failed."""
@@ -716,7 +739,7 @@ cdef void judge(WatchCore core, const SampledKey* sampled) noexcept:
     """Count a sampled block of a request by its segment, and by its cause if it missed."""
     cdef Entry* entry = shadow_find(&core.shadow, sampled.hashed)
     cdef int segment = core.num_sizes if entry == NULL else entry.segment
-    cdef int quarter = quarter_of(core, sampled.hashed)
+    cdef int quarter = shadow_quarter(&core.shadow, sampled.hashed)
     shadow_reach(&core.shadow, entry, quarter)
     core.tally.judged[quarter][segment] += 1
     if sample_of(sampled.hashed) < core.policy_below:
@@ -741,9 +764,7 @@ cdef void use_all(WatchCore core, uint64_t now) noexcept:
         if sampled.seen:
             continue
         is_new = sampled.fate and shadow_find(&core.shadow, sampled.hashed) == NULL
-        shadow_use(
-            &core.shadow, sampled.hashed, quarter_of(core, sampled.hashed), <uint32_t>now
-        )
+        shadow_use(&core.shadow, sampled.hashed, <uint32_t>now)
         entry = shadow_find(&core.shadow, sampled.hashed) if is_new else NULL
         if entry != NULL:
             entry.changed = <uint32_t>now
@@ -753,7 +774,7 @@ cdef void use_all(WatchCore core, uint64_t now) noexcept:
 
 cdef void collect_key(WatchCore core, const SampledKey* sampled) noexcept:
     """Collect a key that policies see, if there is memory for it and its request."""
-    cdef int quarter = quarter_of(core, sampled.hashed)
+    cdef int quarter = shadow_quarter(&core.shadow, sampled.hashed)
     cdef CollectedRequest* request = &core.at_work[quarter]
     if (
         sample_of(sampled.hashed) >= core.keeps_below
@@ -860,6 +881,12 @@ cdef uint64_t hash_of(WatchCore core, object key) noexcept:
     )
 
 
+cdef void note_finish(WatchCore core, uint8_t met) noexcept:
+    """Note how a request that finishes meets the first block that it stored."""
+    if met != ABSENT:
+        core.early += ((met != PENDING) - core.early) / LAG_STEPS
+
+
 cdef void close_at(WatchCore core, uint64_t index) noexcept:
     """Remove a transfer."""
     cdef Transfer* transfer = core.transfers + index
@@ -877,10 +904,6 @@ cdef uint64_t held(WatchCore core, int size) noexcept:
         for index in range(size + 1):
             found += core.shadow.lists[quarter].counts[index]
     return found
-
-
-cdef int quarter_of(WatchCore core, uint64_t hashed) noexcept:
-    return <int>(sample_of(hashed) & (core.num_quarters - 1))
 
 
 def met_as(status):

@@ -106,6 +106,8 @@ cdef class Miniature:
         policy.begin_request(&self.batch, hint)
         num_hits = self.ask()
         self.store(&self.batch, position, ends)
+        if before > position + 1.5:
+            self.end_stores(before)
         self.c_finish(last)
         return num_hits
 

@@ -17,7 +17,9 @@ Key = tuple[str, float]
 """The policy and the memory of a shadow."""
 
 AT_ONCE = -1.0
-"""The lag of stores that do not overlap."""
+"""The lag of stores that do not overlap, and end after their request finishes."""
+EARLY = -2.0
+"""The same where they end before."""
 
 BIAS = 0.0075
 """Possible error of a miniature of 512 slots that its quarters do not show; with n slots it is

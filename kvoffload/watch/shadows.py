@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kvoffload.managers._watching import SAMPLE_RANGE, WatchPlan
 
-from .minis import AT_ONCE, Key, Miniatures, Totals
+from .minis import AT_ONCE, EARLY, Key, Miniatures, Totals
 
 __all__ = ["IN_FLIGHT", "Shadows", "Window", "lru_misses", "overlapping"]
 
@@ -134,7 +134,8 @@ class Shadows:
             self.minis.extend(self.lru)
         changes = begins or overlaps != self._overlaps
         self._overlaps = overlaps
-        lag, waits = (max(0.0, core.lag), core.waits_for_stores) if overlaps else (AT_ONCE, False)
+        lag = max(0.0, core.lag) if overlaps else EARLY if core.early > 0.5 else AT_ONCE
+        waits = overlaps and core.waits_for_stores
         taken = core.take_requests()
         num_steps = len(self.minis) * sum(len(each) for each in chain(*taken))
         share = max(1, 2 * num_steps // max(1, num_requests))

@@ -57,6 +57,7 @@ def seen(manager: Any) -> dict[str, Any]:
         "order": core.order(),
         "sources": list(core.sources),
         "lag": core.lag,
+        "early": core.early,
         "transfers": core.open_transfers(),
         "due": core.due,
         "now": core.now(),
