@@ -494,12 +494,13 @@ class Tier(Closing, ABC):
         call under way then has another second, or a tenth of one if a job is late. Afterwards
         `poll` and `take_events` return what is left, `stats` and `health` still work, and every
         other method raises RuntimeError. An exception of a signal handler, such as
-        KeyboardInterrupt, ends the wait: the tier stays open until a second call. The jobs of an
-        interrupted tier have no `Done`.
+        KeyboardInterrupt, ends the wait: the tier stays open until a second call. Blocks of jobs
+        that an interrupted tier had not ended have `Status.UNAVAILABLE`.
 
         Returns
         -------
         bool
             Whether all jobs ended. If not, some call has not returned: its thread and the memory
-            that it may still write to are kept until the process ends.
+            that it may still write to are kept until the process ends. A direct tier has no `Done`
+            of its job until it returns.
         """

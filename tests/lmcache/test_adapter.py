@@ -568,7 +568,7 @@ def test_a_tier_that_was_interrupted_is_opened_again(tmp_path, arena, make):
     keys, objects = keys_of(0, 2), arena.objects(2)
     assert store(adapter, keys, objects).is_successful()
     adapter._sized[SMALL].tier._medium.tend = raising
-    assert load(adapter, keys, objects) == [False, False]
+    assert load(adapter, keys, objects) in ([True, True], [False, False])
     adapter.submit_unlock(keys)
     assert eventually(lambda: lookup(adapter, keys) == [True, True])
     assert load(adapter, keys, objects) == [True, True]

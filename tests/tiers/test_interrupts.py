@@ -197,11 +197,14 @@ def opener(request: pytest.FixtureRequest, namespace: Namespace) -> Opener:
     return partial(opened, 0, size, threads=2, namespace=namespace)
 
 
-def opened_again(tier: Tier, opener: Opener, region: Region) -> Caller:
-    """Close a tier, open it again, and compare what it has kept."""
+def opened_again(former: Caller, opener: Opener) -> Caller:
+    """Close a tier, which ends its jobs, open it again, and compare what it has kept."""
+    tier, region = former.tier, former.region
     if tier.health().interrupted:
         check_refuses(tier, region)
     assert tier.close(PATIENCE_S)
+    former.poll()
+    assert not former.jobs
     again = opener()
     again.attach(region)
     caller = Caller(again, region)
@@ -251,7 +254,7 @@ def go_on(caller: Caller, opener: Opener) -> None:
         caller.submit("get", KEYS[10:20])
         caller.settle()
         assert caller.compare() > 0
-    again = opened_again(caller.tier, opener, caller.region)
+    again = opened_again(caller, opener)
     assert again.num_found > 0 or not isinstance(again.tier, FileTier | DirectoryTier)
     assert again.tier.close(PATIENCE_S)
 
@@ -325,7 +328,7 @@ def test_signals_at_any_time_leave_no_wrong_byte(opener: Opener, seed: int) -> N
             except AlarmError:
                 interrupted += 1
                 if caller.tier.health().interrupted:
-                    caller = opened_again(caller.tier, opener, region)
+                    caller = opened_again(caller, opener)
             caller.poll()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

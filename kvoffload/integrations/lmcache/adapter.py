@@ -619,31 +619,24 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Process the ends of a tier's jobs and its events; an interrupted tier is opened again."""
         ends = self._try(sized.tier.poll)
         if ends is None and sized.tier.health().interrupted:
-            self._close_interrupted(sized)
-            return
-        for event in self._try(_events_of, sized.tier) or ():
+            del self._sized[sized.nbytes]
+            self._try(sized.tier.close, math.inf if sized.tier.direct else 0.0)
+            ends = sized.tier.poll()
+            events = [TierEvent([], removed=True, reason="forgotten")]  # counted anew
+        else:
+            events = self._try(_events_of, sized.tier) or []
+        for event in events:
             self._try(self._note, sized, event)
         for done in ends or ():
             job = sized.jobs.pop(done.job, None)
             if job is not None:
                 self._end(sized, job, done)
 
-    def _close_interrupted(self, sized: _Sized) -> None:
-        """Close a tier whose jobs have no ends, and fail them; the next use opens another one."""
-        del self._sized[sized.nbytes]
-        self._try(sized.tier.close, math.inf if sized.tier.direct else 0.0)
-        self._note(sized, TierEvent([], removed=True, reason="forgotten"))  # counted anew
-        self._fail_jobs(sized)
-
-    def _fail_jobs(self, sized: _Sized) -> None:
-        while sized.jobs:
-            self._end(sized, sized.jobs.popitem()[1], None)
-
-    def _end(self, sized: _Sized, job: _Job, done: Done | None) -> None:
-        """Settle a job, as failed without its end or if that cannot be processed."""
+    def _end(self, sized: _Sized, job: _Job, done: Done) -> None:
+        """Settle a job, as failed if its end cannot be processed."""
         task = job.task
         stored = [task.stored[position] for position in job.positions.tolist()]
-        if done is None or self._try(self._take_in, sized, job, stored, done) is None:
+        if self._try(self._take_in, sized, job, stored, done) is None:
             task.are_right[job.positions] = False
             if task.kind == "store":
                 self._forget_offers(sized, stored)
@@ -669,7 +662,8 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             task.are_right[job.positions] = are_ok
         there = [stored[index] for index in np.flatnonzero(are_ok).tolist()]
         is_use = done.op == "get" or not done.nbytes  # a put of objects that were present
-        if there and is_use and not self._is_closed:
+        is_open = not self._is_closed and sized.nbytes in self._sized
+        if there and is_use and is_open:
             self._try(sized.tier.touch, there)
         if done.op == "get":
             loaded = [sized.counted[key] for key in there if key in sized.counted]
@@ -786,7 +780,6 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._try(tier.close, CLOSE_S)
         with self._lock:
             self._collect(sized)
-            self._fail_jobs(sized)  # of an interrupted tier
 
 
 class _Metrics(TableCollector):

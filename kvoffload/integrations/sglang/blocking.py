@@ -6,7 +6,7 @@ Structure
     the other threads the ends of their jobs.
 Invariants
     A call returns only when its job has ended: until then the tier may use the caller's memory. An
-    interrupted tier, whose jobs have no ends, is closed before a call raises.
+    interrupted tier is closed, which ends its jobs, before a call raises.
     Any thread that polls clears the tier's signal: if it took the ends of other threads' jobs, it
     wakes the sleeping thread through a pipe of this object.
 Cost
@@ -50,7 +50,6 @@ class BlockingTier:
         self._turn = threading.Condition()
         self._polling = False  # whether a thread sleeps on the file descriptors
         self._ended: dict[int, Done] = {}
-        self._is_interrupted = False
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self._woken)
         weakref.finalize(self, os.close, self._wake)
@@ -135,13 +134,13 @@ class BlockingTier:
 
     def _poll(self, job: int | None = None) -> None:
         """Collect the jobs that ended; if any is not `job`, wake the sleeper."""
-        if self._is_interrupted:
-            raise RuntimeError(f"tier {self._tier.name!r} was interrupted")
         try:
-            self._ended |= {done.job: done for done in self._tier.poll()}
+            ends = self._tier.poll()
         except Exception:
-            self._is_interrupted = True
             self._tier.close(math.inf if self._tier.direct else 0.0)
+            ends = self._tier.poll()
             raise
+        finally:
+            self._ended |= {done.job: done for done in ends}
         if self._polling and self._ended.keys() - {job}:
             self._wake_sleeper()

@@ -252,7 +252,6 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # reported to vLLM
         self._log_error_at = 0.0
-        self._refusal: Exception | None = None  # of a tier whose calls have not returned
         self._generations = GenerationSource(generation, generation_file)
         tier = opener(
             namespace=self.namespace,
@@ -371,14 +370,15 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
         return finished
 
     def _collect(self) -> None:
-        if self._refusal is not None:
-            self._give_up("close", self._refusal)
-            return
         try:
             ends = self.tier.poll()
         except Exception as error:  # noqa: BLE001
             self._give_up("poll", error)
-            return
+        else:
+            self._take_in(ends)
+
+    def _take_in(self, ends: list[Done]) -> None:
+        """Process the ends of jobs."""
         for done in ends:
             query = self._queries.pop(done.job, None)
             transfer = self._transfers.pop(done.job, None)
@@ -396,22 +396,14 @@ class SecondaryTier(vllm.SecondaryTierManager):  # type: ignore[misc]
                     self._fail(transfer)
 
     def _give_up(self, what: str, error: Exception, direct_s: float = 0.0) -> None:
-        """Close a tier that refuses to go on, and end its jobs: it has nothing from now on.
+        """Close a tier that refuses to go on, which ends its jobs: it has nothing from now on.
 
         Calls of a direct tier may still use the primary tier's memory: if they do not return in
         `direct_s` seconds, the jobs end at a later call.
         """
         self._log_error(what, error)
-        is_direct = self.tier.direct
-        is_over = self.tier.close(direct_s if is_direct else 0.0) or not is_direct
-        self._refusal = None if is_over else error
-        if not is_over:
-            return
-        for transfer in self._transfers.values():
-            self._fail(transfer)
-        for request_id, keys in self._queries.values():
-            self._answer(request_id, keys, np.zeros(len(keys), bool))
-        self._transfers, self._queries = {}, {}
+        self.tier.close(direct_s if self.tier.direct else 0.0)
+        self._take_in(self.tier.poll())
 
     def _answer(self, request_id: str, keys: list[bytes], are_there: npt.NDArray[np.bool_]) -> None:
         """Record the answers to a request's query."""

@@ -192,6 +192,20 @@ class Jobs:
             else:
                 self._take_in(self.unsettled[job], flags, statuses, medium)
 
+    def forget(self, job_id: int) -> None:
+        """Forget a job whose number was not returned."""
+        self.unsettled.pop(job_id, None)
+        self.done = [done for done in self.done if done.job != job_id]
+
+    def end_all(self) -> None:
+        """End the jobs whose results will not be collected."""
+        ended = {done.job for done in self.done}
+        for job in self.unsettled.values():
+            if not job.has_ended and job.job not in ended:
+                job.has_ended = True
+                job.status = np.full(len(job.status), Status.UNAVAILABLE)
+                self._finish(job)
+
     def have_ended(self, jobs: Collection[int]) -> bool:
         """Return whether jobs have ended; unknown ones count as ended."""
         unsettled = self.unsettled
@@ -225,9 +239,9 @@ class Jobs:
             return
         counts: list[int] = np.bincount(statuses, minlength=len(Status)).tolist()
         if flags & ENDED:
-            job.has_ended = True
             self._queue(job, -1)
             self._end(job, statuses, counts)
+            job.has_ended = True
         if flags & SETTLED:
             del self.unsettled[job.job]
             self._count(job, counts)

@@ -133,6 +133,7 @@ class ComposedTier(Tier):
         """Return the blocks of a job whose number the caller never got."""
         if self._starting and self._jobs.pool is not None:
             self._jobs.pool.cancel(self._starting)
+            self._jobs.forget(self._starting)
         self._starting = 0
 
     def _collect(self) -> None:
@@ -289,6 +290,8 @@ class ComposedTier(Tier):
             self._collect()
         elif os.getpid() != self._pid:
             self._refuse()
+        elif self.direct and not self._has_ended:
+            self.close(0.0)
         done, self._jobs.done = self._jobs.done, []
         return done
 
@@ -415,10 +418,12 @@ class ComposedTier(Tier):
             _OPEN.discard(self)
         elif not self._has_ended:
             self._has_ended = self._jobs.pool.close(timeout_s)
+        if self._has_ended or not self.direct:
+            self._jobs.end_all()
         return self._medium.close(until, has_ended=self._has_ended)
 
     def _end_threads(self, timeout_s: float) -> None:
-        """Let jobs under way end; those of an interrupted tier have no `Done`."""
+        """Let jobs under way end."""
         pool = self._jobs.pool
         if pool is None:
             return
