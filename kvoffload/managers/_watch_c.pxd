@@ -49,6 +49,7 @@ cdef enum:
 
 # In place of a request's first key, as in ``_watching``.
 cdef enum:
+    EXTENDED = 0            # like a request that asks for nothing
     FINISHED = -1
     RELEASED = -2
 
@@ -194,9 +195,6 @@ cdef class WatchCore:
         self, uint64_t asked, uint64_t missed, bint met_pending, uint64_t length
     ) noexcept
     cdef void on_request(self) noexcept
-    # Use the keys that extend a request, last first. Generated tokens are stored but not asked for;
-    # they take room like others.
-    cdef void on_extension(self) noexcept
     # Count a store that gave slots to `admitted` of `missing` blocks; -1: it was refused. Then use
     # the keys that no request has shown since they were stored or reset, last first, and note all
     # fates.
@@ -205,7 +203,8 @@ cdef class WatchCore:
     # `size` blocks are leaving, in a call that has read the clock: count them, the sampled ones by
     # their records, and note their fates.
     cdef void on_eviction(self, uint64_t size) noexcept
-    # The keys were released; or their request has finished with a hint of its return.
+    # The keys were released; or their request has finished with a hint of its return; or they extend
+    # it, and are used. Generated tokens are not asked for, but take room like others.
     cdef void on_event(self, int event) noexcept
     cpdef void on_reset(self) noexcept
     # What the client of the next request said, `now` in seconds or NaN.

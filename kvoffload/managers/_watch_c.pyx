@@ -267,10 +267,6 @@ cdef class WatchCore:
         for index in range(self.num_sampled):
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
 
-    cdef void on_extension(self) noexcept:
-        use_all(self, self.read_clock())
-        collect(self, 0)
-
     cdef void on_eviction(self, uint64_t size) noexcept:
         cdef Py_ssize_t index
         cdef Entry* entry
@@ -291,7 +287,9 @@ cdef class WatchCore:
                 entry.changed = now
 
     cdef void on_event(self, int event) noexcept:
-        if event == RELEASED:
+        if event == EXTENDED:
+            use_all(self, self.read_clock())
+        elif event == RELEASED:
             self.hears_releases = True
             self.keeps_below = self.policy_below
         else:
@@ -444,7 +442,7 @@ cdef class WatchCore:
 
     cdef void c_extended(self, Table* table, Batch* batch) noexcept:
         meet_batch(self, table, batch, 0)
-        self.on_extension()
+        self.on_event(EXTENDED)
 
     cdef void c_failed(self, Table* table, Batch* batch) noexcept:
         cdef Py_ssize_t index
@@ -544,7 +542,7 @@ cdef class WatchCore:
         """Use the blocks that extend a request."""
         self.tick()
         meet_list(self, keys, NO_STORE)
-        self.on_extension()
+        self.on_event(EXTENDED)
 
     def failed(self, keys):
         """Note the fates of blocks whose store failed."""
