@@ -132,15 +132,16 @@ class BlockingTier:
         with suppress(BlockingIOError):  # the pipe is full, so the sleeper is already woken
             os.write(self._wake, b"1")
 
+    def _take_ends(self) -> None:
+        self._ended |= {done.job: done for done in self._tier.poll()}
+
     def _poll(self, job: int | None = None) -> None:
         """Collect the jobs that ended; if any is not `job`, wake the sleeper."""
         try:
-            ends = self._tier.poll()
+            self._take_ends()
         except Exception:
             self._tier.close(math.inf if self._tier.direct else 0.0)
-            ends = self._tier.poll()
+            self._take_ends()
             raise
-        finally:
-            self._ended |= {done.job: done for done in ends}
         if self._polling and self._ended.keys() - {job}:
             self._wake_sleeper()
