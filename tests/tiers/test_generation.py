@@ -94,6 +94,32 @@ def test_a_damaged_slab_opens_empty_and_says_so_once(
     ]
 
 
+def test_a_slab_without_some_seals_says_so_once_and_what_was_discarded_stays_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"slab:{tmp_path}?capacity=1MB"
+    with open_tier(url, NAMESPACE) as tier:
+        attached(tier, 4)
+        run(tier, tier.put(KEYS[:3], [0, 1, 2]))
+        tier.forget("other")
+        tier.forget("")
+        run(tier, tier.put([KEYS[2]], [2]))  # it has two slots now, the first and the third
+    with open_tier(url, NAMESPACE) as tier:
+        tier.discard([KEYS[2]])
+    (table,) = tmp_path.rglob("slots.tbl")
+    found = table.read_bytes()
+    flipped = found.replace(b"KV\1", b"KV\2")
+    for damaged, restored in ((found, 1), (found[: 4096 + 2 * 64], 1), (flipped, 0), (None, 0)):
+        table.write_bytes(damaged) if damaged else table.unlink()
+        with open_tier(url, NAMESPACE) as tier:
+            assert tier.stats()["restored"] == restored
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        f"the blocks of {1_000_000 // BLOCK - 2} slots are dropped: the table is cut short",
+        "seals that are damaged, or of a forgotten generation: 1",
+        "its blocks are dropped: the table is missing",
+    ]
+
+
 def test_a_file_is_read_at_the_start_and_at_each_reset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

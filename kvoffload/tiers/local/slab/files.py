@@ -246,7 +246,8 @@ class SlabFiles:
         if is_older(table_fd):
             why = "they are of kvoffload 0.4"
         elif found is None:
-            why = "" if TABLE in self._made_files else "the table is damaged"
+            gone = "the table is missing" if folder.has(BLOCKS) else ""
+            why = gone if TABLE in self._made_files else "the table is damaged"
         elif not same_namespace:
             why = f"{NAMESPACE} is damaged"
         elif not records:
@@ -254,6 +255,9 @@ class SlabFiles:
         elif found.generation != generation and np.frombuffer(records, np.uint8).any():
             names = found.generation.name, generation.name
             why = "they are of generation {!r}, this start has {!r}".format(*names)
+        elif missing := min(num_slots, found.num_slots) - len(records) // SEAL_BYTES:
+            line = "%s: the blocks of %d slots are dropped: the table is cut short"
+            write_line(logging.WARNING, line, self.folder, missing)
         if why:
             write_line(logging.WARNING, "%s: its blocks are dropped: %s", self.folder, why)
         if not same_namespace or found is None or replace(found, num_slots=num_slots) != header:

@@ -176,9 +176,12 @@ class _Slab(Index):
 
     def restore_blocks(self) -> None:
         """Fill the index with the blocks on the disk, in order of use."""
-        slots, keys, sums, _ = io.valid_records(
+        slots, keys, sums, others = io.valid_records(
             self._files.records, self.namespace.block_bytes, self.jobs.generation.number
         )
+        if others:
+            line = "%s: seals that are damaged, or of a forgotten generation: %d"
+            write_line(logging.WARNING, line, self.folder, others)
         self._files.records = memoryview(b"")
         self._written[slots] = 1
         self._sums[slots] = sums
@@ -187,10 +190,12 @@ class _Slab(Index):
         order = np.argsort(stamps, kind="stable")
         if self._stamp_clock > LARGEST_STAMP:
             self._count_stamps_anew(slots[order])
-        # A power cut may leave two slots with one key: the one used last counts.
+        # A power cut, or a return to a generation, may leave two slots with one key: the one used
+        # last counts, and the other must not come back when that is discarded.
         latest: dict[bytes, int] = {}
         for position in order.tolist():
-            latest.pop(keys[position], None)
+            if keys[position] in latest:
+                self._to_clear.append(latest.pop(keys[position]))
             latest[keys[position]] = int(slots[position])
         self.num_restored = self.restore(list(latest), np.array([*latest.values()], np.int64))
 
