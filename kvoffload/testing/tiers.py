@@ -16,6 +16,7 @@ import select
 import signal
 import threading
 import time
+import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -196,6 +197,8 @@ def run(tier: Tier, job: int) -> Done:
     require(tier.wait([job], PATIENCE_S), f"job {job} has not ended in {PATIENCE_S} s")
     ends = [done for done in tier.poll() if done.job == job]
     equal(len(ends), 1, f"ends of job {job}")
+    seconds = ends[0].seconds
+    require(0 <= seconds < PATIENCE_S, f"seconds must be those since the call: {seconds}")
     return ends[0]
 
 
@@ -314,6 +317,7 @@ class TierConformance(ABC):
         """Get keys into the first blocks of the region; compare the bytes of those that are OK."""
         region.array[:] = 0
         done = run(tier, tier.get(keys, np.arange(len(keys)), PATIENCE_S))
+        equal(done.op, "get", "op")
         statuses = [Status(value) for value in done.status.tolist()]
         for block_id, (key, status) in enumerate(zip(keys, statuses, strict=True)):
             if status == Status.OK:
@@ -324,8 +328,9 @@ class TierConformance(ABC):
 
     def expect(self, tier: Tier, region: Region, keys: Sequence[bytes], *statuses: Status) -> None:
         """Query keys and load them; their statuses must be these, or each the only one given."""
-        run(tier, tier.query(keys, PATIENCE_S))
+        done = run(tier, tier.query(keys, PATIENCE_S))
         expected = list(statuses) * (len(keys) if len(statuses) == 1 else 1)
+        equal((done.op, done.status.tolist()), ("query", expected), "op and statuses of a query")
         equal(self.load(tier, region, keys), expected, "statuses")
 
     def all_are_hits(self, tier: Tier, keys: Sequence[bytes]) -> None:
@@ -368,6 +373,8 @@ class TierConformance(ABC):
             keys = self.keys(5)
             done = run(tier, tier.query(keys, PATIENCE_S))
             equal(done.status.tolist(), [Status.MISS] * 5, "statuses of a query")
+            for found in (done.status, tier.lookup(keys)):
+                equal(found.dtype, np.dtype(np.int8), "dtype of statuses and states")
             require((self.states(tier, keys) == State.MISS).all(), "all must be MISS when queried")
             equal(self.load(tier, region, keys), [Status.MISS] * 5, "statuses")
 
@@ -378,7 +385,7 @@ class TierConformance(ABC):
             require((done.status == Status.OK).all(), f"all must be OK, got {done.status}")
             equal(done.nbytes, 20 * self.block_bytes, "nbytes")
             equal(done.op, "put", "op")
-            require(0 < done.seconds < PATIENCE_S, f"seconds must be those since: {done.seconds}")
+            require(done.seconds, "a put takes some time")
             self.all_are_hits(tier, keys)
             for some in (keys, keys[::-1], keys[3:4], keys[1::2]):
                 equal(self.load(tier, region, some), [Status.OK] * len(some), "statuses")
@@ -415,6 +422,7 @@ class TierConformance(ABC):
     def test_keys_may_be_any_bytes(self) -> None:
         lengths = [0, 1, 2, 31, 32, 33, 36, 39, 40, 41, 42, 64, 1000]
         keys = [bytes(length) for length in lengths] + [b"\xff" * length for length in lengths[1:]]
+        keys += [b"k", b"K", b" k", b"k ", b"k\n"]
         with self.opened() as (tier, region):
             self.store(tier, region, keys)
             equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
@@ -433,13 +441,21 @@ class TierConformance(ABC):
 
     def test_empty_batches_are_jobs(self) -> None:
         with self.opened() as (tier, _):
-            jobs = [tier.put([], []), tier.get([], []), tier.query([])]
-            require(tier.wait(jobs, PATIENCE_S), "jobs must end")
-            ends = sorted((done.job, len(done.status), done.nbytes) for done in tier.poll())
-            equal(ends, [(job, 0, 0) for job in sorted(jobs)], "jobs, statuses and bytes")
+            calls: list[Callable[[], int]] = [
+                lambda: tier.put([], []),
+                lambda: tier.get([], []),
+                lambda: tier.query([]),
+            ]
+            jobs: list[int] = []
+            for begin in calls:
+                jobs.append(begin())
+                require(tier.wait(jobs, PATIENCE_S), "jobs must end")
+            ends = [(done.job, len(done.status), done.nbytes) for done in tier.poll()]
+            equal(ends, [(job, 0, 0) for job in jobs], "jobs in order, statuses and bytes")
             equal(tier.lookup([]).tolist(), [], "lookup([])")
-            tier.touch([])
-            tier.discard([])
+            for call in (tier.touch, tier.release, tier.discard):
+                call([])
+            tier.end_request([], [])
 
     def test_capacity_bounds_what_is_kept(self) -> None:
         with self.opened(16) as (tier, region):
@@ -463,7 +479,10 @@ class TierConformance(ABC):
     def test_discarded_blocks_are_gone_and_can_be_stored_again(self) -> None:
         with self.filled(6) as (tier, region, keys):
             tier.touch([*keys, b"unknown", b"", bytes(100), keys[0]])
-            tier.discard([*keys[:3], b"unknown"])
+            tier.end_request([*keys, b"unknown"], [b"own", keys[0]])
+            tier.release([b"unknown", keys[0]])
+            self.expect(tier, region, keys, Status.OK)
+            tier.discard([b"unknown", *keys[:3]])
             self.expect(tier, region, keys, *[Status.MISS] * 3, *[Status.OK] * 3)
             done = self.store(tier, region, keys)
             equal(done.nbytes, 3 * self.block_bytes, "nbytes")
@@ -564,6 +583,8 @@ class TierConformance(ABC):
                 (TypeError, lambda: tier.discard([1])),  # type: ignore[list-item]
                 (ValueError, lambda: tier.attach(Region.allocate(64, self.block_bytes))),
                 (ValueError, lambda: tier.wait([], -1)),
+                (TypeError, lambda: tier.forget(5)),  # type: ignore[arg-type]
+                (ValueError, lambda: tier.forget("two\nlines")),
             ]
             before = tier.stats()
             for expected, call in calls:
@@ -603,6 +624,8 @@ class TierConformance(ABC):
                     signal.alarm(int(PATIENCE_S))  # a call that waits for a lock ends the child
                     refused_as_foreign(tier, region)
                     code = 0
+                except BaseException:  # noqa: BLE001 # no test runner sees it
+                    traceback.print_exc()
                 finally:
                     os._exit(code)
             _, ended = os.waitpid(child, 0)
@@ -646,7 +669,7 @@ class TierConformance(ABC):
 
     def test_blocks_outlive_the_tier(self) -> None:
         with self.filled(20) as (tier, region, keys):
-            tier.discard(keys[:2])
+            tier.discard([b"unknown", *keys[:2]])
             require(tier.close(PATIENCE_S), "nothing hangs")
         with self.reopened(region) as again:
             if again is not None:
@@ -656,7 +679,9 @@ class TierConformance(ABC):
         with self.opened() as (tier, region):
             keys = self.keys(20)
             tier.forget("another")
+            equal(tier.generation, "another", "generation")
             self.store(tier, region, keys)
+            require(tier.forget("another") in {True, False}, "forget() must return a bool")
             equal(self.load(tier, region, keys), [Status.OK] * 20, "statuses")
             tier.close(PATIENCE_S)
         with self.reopened(region) as again:

@@ -27,6 +27,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.remote.sweeper import Sweeper
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
+from tests.contract.test_conformance import failures
 from tests.tiers.inside import Clock, ask_anew, attached, is_busy, let_probe, settle, wait_until
 
 BLOCK = 4096
@@ -78,7 +79,23 @@ class DictStore(RemoteStore):
 
 class TestRemoteTier(TierConformance):
     def open_tier(self, num_blocks: int) -> RemoteTier:
-        return RemoteTier(DictStore(Namespace("test", self.block_bytes)))
+        self.store_of_last = DictStore()
+        return RemoteTier(self.store_of_last)
+
+    def reopen_tier(self) -> RemoteTier:
+        (again := DictStore()).values = self.store_of_last.values
+        return RemoteTier(again)
+
+
+@pytest.mark.parametrize("name", ["find", "forget", "release", "end_request", "generation"])
+def test_the_suite_finds_a_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(_: DictStore, run: Sequence[Block], __: int) -> None:
+        for block in run:
+            block.status = Status.MISS
+
+    wrong = {"find": find, "forget": lambda *_: None}
+    monkeypatch.setattr(DictStore if name == "find" else RemoteTier, name, wrong.get(name))
+    assert failures(TestRemoteTier())
 
 
 World = SimpleNamespace
