@@ -39,7 +39,7 @@ from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.native import io
 from kvoffload.tiers.options import TierKeywords, TierOptions
 from kvoffload.tiers.region import Region, staging_buffers
-from kvoffload.tiers.seal import SEAL_BYTES
+from kvoffload.tiers.seal import SEAL_BYTES, stored_key
 
 from ._expect import equal, raises, require
 
@@ -183,7 +183,7 @@ class FaultyTier(ComposedTier):
 
     def flip(self, key: bytes, bit: int = 0) -> None:
         """Flip one bit of a block that is stored."""
-        (slot,) = self._slots.slots_of([key])
+        (slot,) = self._slots.slots_of([stored_key(key)])
         value = bytearray(self._store.values[slot])
         value[bit // 8] ^= 1 << bit % 8
         self._store.values[slot] = bytes(value)

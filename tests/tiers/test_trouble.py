@@ -32,7 +32,7 @@ from tests.parts import ListPolicy
 from tests.tiers.inside import attached, limit_queue, set_clock, settle, wait_until
 
 BLOCK = 4096
-KEYS = [b"key-%02d" % number for number in range(64)]
+KEYS = [*(b"key-%02d" % number for number in range(63)), b"digested" * 6]
 SHORT_S = 0.03
 LONG_S = 1.0
 """Enough for what a job does before its deadline."""
@@ -323,6 +323,9 @@ class TestRemoval:
         assert tier.stats()["blocks"] == 12
         store(tier, KEYS[:16])
         assert tier.stats()["blocks"] == 16
+        store(tier, KEYS[63:])
+        tier.flip(KEYS[63])
+        assert run(tier, tier.get(KEYS[63:], [0])).status.tolist() == [Status.CORRUPT]
 
     @pytest.mark.parametrize("is_again", [False, True])
     def test_a_block_dropped_and_wanted_again_while_it_is_stored(self, faulty, is_again) -> None:
