@@ -56,6 +56,11 @@ MODES = {
 }
 
 
+def test_a_file_system_that_does_not_know_its_size(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: Mock(f_blocks=0, f_bfree=0, f_frsize=4096))
+    open_slab(tmp_path, 4)[0].close()
+
+
 def test_a_namespace_of_any_length_is_found_again(tmp_path: Path) -> None:
     for length in (2**20, 3 * 2**20):
         namespace = Namespace("long", 4096, groups=["x" * length])

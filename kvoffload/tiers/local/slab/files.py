@@ -425,7 +425,8 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
         while not existing.exists() and existing.parent != existing:
             existing = existing.parent
         system = os.statvfs(existing)
-        if wanted - held > system.f_bfree * system.f_frsize:
+        # A file system without blocks, as ramfs, does not know its size.
+        if system.f_blocks and wanted - held > system.f_bfree * system.f_frsize:
             raise _no_space(folder, wanted)
 
 
