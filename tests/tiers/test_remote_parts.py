@@ -98,6 +98,15 @@ def test_the_suite_finds_a_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert failures(TestRemoteTier())
 
 
+def test_a_block_that_a_file_system_refuses_is_logged(tmp_path: Path, monkeypatch, caplog) -> None:
+    refuse = Mock(side_effect=PermissionError(errno.EACCES, "no"))
+    monkeypatch.setattr("kvoffload.tiers.remote.directory.DirectoryStore._store_one", refuse)
+    with DirectoryTier(tmp_path, BLOCK, namespace=NAMESPACE, ack="stored") as tier:
+        attached(tier, 1)
+        assert run(tier, tier.put(KEYS[:1], [0])).status.tolist() == [Status.FAILED]
+    assert "tier 'directory' met PermissionError at " in caplog.text
+
+
 World = SimpleNamespace
 
 

@@ -199,21 +199,21 @@ class DirectoryStore(RemoteStore):
                 found = self._folder_of(block.key, generation).stat(_name(block.key))
                 block.status = Status.OK if self._is_block(found) else Status.MISS
             except OSError as error:
-                block.status = _status(error)
+                block.status = self._meaning_of(error)
 
     def fetch(self, run: Sequence[Block], generation: int) -> None:
         try:
             folder = self._open_blocks(generation, make=False)
         except OSError as error:
             for block in run:
-                block.status = _status(error)
+                block.status = self._meaning_of(error)
             return
         paths = [b"%02x/%b.kv" % (_bucket_of(block.key), hexlify(block.key)) for block in run]
         views = [block.views[0] for block in run]
         found = io.read_files(folder.fd, paths, views, self.content_bytes + PAGE_BYTES)
         old = time.time() - RENEW_S
         for block, (status, changed) in zip(run, found, strict=True):
-            block.status = _status(OSError(-status, "")) if status < 0 else status
+            block.status = self._meaning_of(OSError(-status, "")) if status < 0 else status
             if status == OK and changed < old:
                 self.touch([block.key], generation)
 
@@ -226,7 +226,7 @@ class DirectoryStore(RemoteStore):
                 if error.errno in _GONE:  # a sweep has removed the folder meanwhile
                     block.status = Status.FAILED
                     continue
-                block.status = _status(error)
+                block.status = self._meaning_of(error)
 
     def _store_one(self, block: Block, generation: int) -> None:
         folder, name = self._folder_of(block.key, generation, make=True), _name(block.key)
@@ -270,6 +270,10 @@ class DirectoryStore(RemoteStore):
                 folder = self._folder_of(key, generation)
                 if time.time() - folder.stat(name).st_mtime > RENEW_S:
                     os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
+
+    def _meaning_of(self, error: OSError) -> Status:
+        """Return the status of one block; log an error unless the block is gone."""
+        return Status.MISS if error.errno in _GONE else self.meaning(error)
 
     def status_of(self, error: Exception) -> Status:
         if isinstance(error, TimeoutError):
@@ -363,12 +367,6 @@ def _bucket_of(key: bytes) -> int:
 
 def _name(key: bytes) -> str:
     return f"{key.hex()}.kv"
-
-
-def _status(error: OSError) -> Status:
-    if error.errno in _GONE:
-        return Status.MISS
-    return status_of(error)
 
 
 _READERS: Readers = {
