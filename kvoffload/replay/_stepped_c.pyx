@@ -322,10 +322,12 @@ cdef class SteppedMiniature(Miniature):
         cdef uint8_t wanted = flags | others
         self.part.size = 0
         for index in range(size):
-            number += self.same[index] == <uint32_t>index and self.uses[index] & wanted != 0
+            number += self.uses[self.same[index]] & wanted != 0
         # Mostly these are all.
-        for index in range(self.local, min(self.local + number, size)):
-            run += self.same[index] == <uint32_t>index and self.uses[index] & wanted != 0
+        while run < number and self.local + run < size and (
+            self.uses[self.same[self.local + run]] & wanted
+        ):
+            run += 1
         if run == number:
             for index in range(self.local, self.local + run):
                 self.add(index)

@@ -86,7 +86,7 @@ class GroupServer:
         """
         groups, request = self.groups, self._begin(self._keys(hashes, length), told)
         hit = request.hit_tokens = request.hit(length, local)
-        request.load(request.keys(groups.loaded_chunks(local, hit)), local // groups.block_tokens)
+        request.load(request.keys(groups.loaded_chunks(local, hit)))
         request.store(groups.offers_by_step(length, local, hit, junction), self._ends_stores)
         request.end()
         self.in_flight.update(request.to_store)
@@ -179,7 +179,6 @@ class SteppedRequest:
         self._is_state = server.is_state
         self._keys = keys
         self._orders: dict[int, list[BlockHash]] = {}  # by the sign of the group
-        self._first = 0  # most loads and offers begin at this chunk
         self._has_begun = False
         self._has_let_go = False  # of chunks that the last step's offers could not evict
         self._used: set[BlockHash] = set()  # loaded, or offered while present
@@ -237,11 +236,7 @@ class SteppedRequest:
 
     def _in_order(self, keys: set[BlockHash], sign: int = 1) -> Sequence[BlockHash]:
         """Return some keys in the order of `_every`."""
-        every = self._every(sign)
-        run = every[self._first : self._first + len(keys)]  # mostly these
-        if set(run) == keys and keys.isdisjoint(every[: self._first]):
-            return run
-        return [key for key in every if key in keys]
+        return [key for key in self._every(sign) if key in keys]
 
     def _by_group(self, keys: list[BlockHash]) -> list[BlockHash]:
         """Return keys group by group, in the order in which vLLM offers them."""
@@ -251,11 +246,11 @@ class SteppedRequest:
 
     # -- loads and stores --------------------------------------------------------------------
 
-    def load(self, keys: list[BlockHash], first: int) -> None:
-        """Load the hits from chunk `first` on."""
+    def load(self, keys: list[BlockHash]) -> None:
+        """Load the hits."""
         if not keys:
             return
-        self.loaded, self._first = keys, first
+        self.loaded = keys
         self._begin()
         self._manager.prepare_load(keys)
         self._manager.complete_load(keys)

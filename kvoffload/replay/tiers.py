@@ -133,9 +133,9 @@ class _TieredRequest(SteppedRequest):
         super()._end(fetched)
         return fetched
 
-    def load(self, keys: list[BlockHash], first: int) -> None:
-        """Load the hits from chunk `first` on."""
-        super().load(keys, first)
+    def load(self, keys: list[BlockHash]) -> None:
+        """Load the hits."""
+        super().load(keys)
         if keys:
             self._used -= self._own  # what it fetched counts as stored by itself
             self._let_go()

@@ -315,6 +315,11 @@ def test_every_chunk_is_used_where_a_prompt_repeats_one() -> None:
     for prompt in ([b"a", b"b"], [b"x"], [b"a", b"a", b"b"]):
         server.serve(prompt, len(prompt)).complete()
     assert [*manager.policy.blocks] == [b"x", b"b", b"a"]
+    manager = CPUOffloadingManager(1, 4, "slru")
+    server = GroupServer(GroupChunks.of_blocks(1, step_tokens=4), manager)
+    for prompt in ([b"a"], [b"a"], [b"a", b"b", b"a"]):  # the last use of a is one of its prefix
+        server.serve(prompt, len(prompt)).complete()
+    assert [*manager.policy.protected] == [b"b", b"a"]
 
 
 def test_a_refused_call_is_refused_whole() -> None:
