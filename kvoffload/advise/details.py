@@ -250,8 +250,8 @@ def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     at = {}
     if len(distances):
         for percent in (10, 25, 50, 75, 90, 99):
-            index = min(len(distances) - 1, len(distances) * percent // 100)
-            at[percent] = float(distances[index]) * block_bytes
+            rank = -(-len(distances) * percent // 100)
+            at[percent] = float(distances[rank - 1]) * block_bytes
     blocks, unique = recorded.trace.num_blocks, recorded.trace.unique_blocks
     return Reuse((blocks - unique) / (blocks or 1), at, share)
 

@@ -79,6 +79,12 @@ def test_of_a_long_trace_a_sample_is_looked_at():
     assert len(empty) == 0
 
 
+def test_half_of_two_reuses_is_one():
+    recorded = RecordedTrace.of(Request(n, 0, 1, (one,)) for n, one in enumerate((1, 1, 2, 3, 1)))
+    reuse = details(recorded, advise(recorded, SETUP)).reuse
+    assert (reuse.bytes_at[50], reuse.bytes_at[90]) == (0, 2 * MIB)
+
+
 def test_a_trace_of_nothing_is_no_trouble():
     for requests in ([], [Request(0, 0, 1, ())] * 3):
         recorded = RecordedTrace.of(requests)
