@@ -352,7 +352,7 @@ class Manager(ManagerViews[Spec_co]):
             self._policy._clear()
         else:
             self._begin_anew(self._rebuild())
-        self._sessions = Sessions(self._policy._resident)
+        self._sessions.clear()
         self._resets += 1
         self._backend._release_all(statuses)
         if self._watch is not None:

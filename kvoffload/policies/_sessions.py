@@ -80,6 +80,11 @@ class Sessions:
         self._ends.difference_update(hashes)
         self._shared.difference_update(hashes)
 
+    def clear(self) -> None:
+        """Forget every block; a call that resets the manager meanwhile goes on with these marks."""
+        self._ends.clear()
+        self._shared.clear()
+
     def _go_on(self, known: Sequence[BlockHash]) -> None:
         """Note whether a request goes on after its last known block."""
         place = len(known)

@@ -118,6 +118,10 @@ def test_released_blocks_leave_first_as_told_the_last_of_each_first(
     manager.release([A])
     manager.reset_cache()
     assert manager.policy.num_released == 0
+    for batch in ([A, B], [A, C]):  # both sessions share A, until a reset
+        serve(manager, batch)
+    manager.release(one for one in [A] if (manager.reset_cache(), serve(manager, [one])))
+    assert manager.policy.num_released == 1
 
 
 @HIT_DENSITY
