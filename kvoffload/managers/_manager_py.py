@@ -8,8 +8,8 @@ Invariants
     to one resident block.
     A call checks everything, then changes the state (loads change pins while they check, and undo
     the changes): an error of its own leaves no trace, while an exception from outside
-    (KeyboardInterrupt, MemoryError) may leave an intermediate state. If the pool is this manager's
-    own, slots left without a block are free again at the next store.
+    (KeyboardInterrupt, MemoryError) may leave an intermediate state. If pool and policy are of the
+    library and no one else's, slots left without a block are free again at the next store.
 Cost
     O(1) per block, plus the victim search of the policy.
 """

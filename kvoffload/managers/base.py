@@ -231,9 +231,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
     changed, and an exception changes no counter; except after faults of a user's own parts (see
-    `prepare_store`). The compiled twin also guarantees this for an exception from outside the call:
-    KeyboardInterrupt, any exception from a signal handler, MemoryError. In Python such an exception
-    may leave the manager in an intermediate state; a ``CPUOffloadingManager`` loses no slot.
+    `prepare_store`). Compiled, with built-in parts, this also holds for an exception from outside
+    the call: KeyboardInterrupt, a signal handler's, MemoryError. Otherwise that may leave an
+    intermediate state; with a built-in policy, a ``CPUOffloadingManager`` loses no slot.
 
     Engines start with `begin`: it returns a `Request`, whose methods make all further calls for one
     prompt. The calls that take a batch define the behaviour of a request's methods.
