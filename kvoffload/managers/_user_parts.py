@@ -260,9 +260,7 @@ class UserBackend(Generic[Spec_co]):
             self._owned.update(map(id, statuses))
             return statuses
         handed_out = {id(s): s for s in statuses if isinstance(s, BlockStatus)}
-        for key, status in handed_out.items():
-            if key not in self._owned:
-                self.backend.free(status)
+        self._give_up([status for key, status in handed_out.items() if key not in self._owned])
         raise BackendError(f"{type(self.backend).__name__}.allocate_blocks must return {fault}")
 
     def _fault(self, wanted: int, statuses: list[Any]) -> str | None:

@@ -128,6 +128,19 @@ def test_an_allocation_that_is_wrong_costs_victims_alone(manager_class: Any, spo
     assert names(store(manager, [F]).block_hashes_to_store) == "F"
 
 
+def test_what_a_wrong_allocation_gave_is_freed_whatever_that_raises(manager_class: Any) -> None:
+    class Stuck(Broken):
+        def free(self, block: BlockStatus) -> None:
+            super().free(block)
+            raise UserFailedError
+
+    backend = Stuck(16, 2)
+    backend.spoil = lambda _, made: [*made, "c"]
+    with pytest.raises(BackendError):
+        manager_class(backend).prepare_store([A, B])
+    assert len(backend.freed) == 2
+
+
 @pytest.mark.parametrize("free", [-1, None, 1.5, "4"])
 def test_a_number_of_free_blocks_that_is_none(manager_class: Any, free: Any) -> None:
     class Uncountable(ListBackend):
