@@ -19,7 +19,7 @@ from kvoffload.replay.arrivals import NONE
 from kvoffload.replay.configuration import MOST_ENGINES
 from kvoffload.replay.routers import parse_router
 
-from ._options import Capacity, of_list, of_text, read_capacity, read_policy
+from ._options import Capacity, of_list, of_text, public, read_capacity, read_policy
 from ._terminal import note
 
 UNSHARED = "none"
@@ -52,7 +52,7 @@ def read_prices(text: str) -> Prices:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A shared tier as it was given; `capacity` is None for none."""
+    """A shared tier as it was given, without passwords; `capacity` is None for none."""
 
     text: str
     capacity: Capacity | None = None
@@ -68,16 +68,16 @@ def read_shared(text: str) -> Shared:
     from kvoffload.tiers.options import split_url  # needs an extra if it is not compiled
 
     kind, place, options = split_url(text)
+    shown = public(f"{kind}:{place}")
     if "capacity" not in options:
-        raise ValueError(
-            f"address must have a capacity, got none in {describe(kind + ':' + place)}"
-        )
+        raise ValueError(f"address must have a capacity, got none in {describe(shown)}")
     try:
         size = parse_size(options["capacity"])
     except ValueError as error:
         raise ValueError(f"capacity {error}") from None
     policy = read_policy(options["policy"]) if "policy" in options else None
-    return Shared(f"{kind}:{place}", Capacity(options["capacity"], size=size), policy)
+    shown += f"?capacity={options['capacity']}" + (f"&policy={policy}" if policy else "")
+    return Shared(shown, Capacity(options["capacity"], size=size), policy)
 
 
 shared_option = click.option(

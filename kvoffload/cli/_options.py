@@ -42,6 +42,7 @@ _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | r
 _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d|\s*%)", re.ASCII)
 # 30,60,120,342, a list because a part after the first has not three digits
 _LIST = re.compile(r"\d+(?:,\d+)*,(?!\d{3}(?!\d))\d+(?:,\d+)*", re.ASCII)
+_CREDENTIALS = re.compile(r"(?<=://)[^?]*@")
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
@@ -161,9 +162,23 @@ def examples(*commands: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
+def public(text: str) -> str:
+    """Return a text without the users and passwords of addresses in it."""
+    return _CREDENTIALS.sub("", text)
+
+
 def typed_command() -> str:
-    """Return the command as it was typed, quoted for a shell; control characters are escaped."""
-    return printable(shlex.join(["kvoffload", *click.get_current_context().obj]))
+    """Return the command as it was typed, quoted for a shell; control characters are escaped.
+
+    The salt and the passwords of addresses are left out.
+    """
+    words = ["kvoffload", *map(public, click.get_current_context().obj)]
+    for index, word in enumerate(words):
+        if words[index - 1] == "--salt":
+            words[index] = "…"
+        elif word.startswith("--salt="):
+            words[index] = "--salt=…"
+    return printable(shlex.join(words))
 
 
 def is_default(parameter: str) -> bool:

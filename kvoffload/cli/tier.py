@@ -17,7 +17,7 @@ from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.errors import MissingExtraError, describe
 
 from ._group import Group
-from ._options import examples, json_option, quiet_option
+from ._options import examples, json_option, public, quiet_option
 from ._terminal import note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
@@ -216,10 +216,7 @@ def _confirms(question: str) -> bool:
 
 def _shown(url: str) -> str:
     """Return an address without a password, on one line."""
-    kind, _, rest = url.partition("?")[0].partition(":")
-    if rest.startswith("//"):
-        rest = f"//{rest[2:].rpartition('@')[2]}"
-    return printable(f"{kind}:{rest}")
+    return printable(public(url).partition("?")[0])
 
 
 @contextlib.contextmanager

@@ -47,10 +47,13 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
 
 
 def test_the_address_of_a_tier_gives_its_size_and_policy(fleet):
-    address = "slab:/nowhere?capacity=10MiB&policy=arc"
-    done = fleet("--engines", "2", "--shared", address, "--capacity", "8", *SIZE, "--json")
-    found = {(one["tier_blocks"], one["tier_policy"]) for one in done.value["results"]}
-    assert found == {(10, "arc")}
+    address = "redis://a:PIN@host?capacity=10MiB"
+    addresses = ("--shared", f"{address}&policy=arc&name=a,{address}")
+    done = fleet("--engines", "2", *addresses, "--capacity", "8", *SIZE, "--json")
+    names = ("tier_blocks", "tier_policy", "tier_given")
+    found = {tuple(one[name] for name in names) for one in done.value["results"]}
+    shown = "shared redis://host?capacity=10MiB"
+    assert found == {(10, "arc", f"{shown}&policy=arc"), (10, "lru", shown)}
 
 
 def test_the_picture_is_drawn(fleet, tmp_path):

@@ -7,7 +7,9 @@ import pytest
 from .conftest import run_shell
 
 pytest.importorskip("click", reason="the command needs the cli extra")
-from kvoffload.cli._options import read_capacity, values_of
+import click
+
+from kvoffload.cli._options import read_capacity, typed_command, values_of
 
 GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
 
@@ -16,6 +18,13 @@ def test_lists_of_capacities_are_no_numbers_in_groups():
     for text in ("9,10", "10, 200", "1000,200", "0.5%,10%", "500,100%", "20,1000", "30,60,120,342"):
         found = values_of(read_capacity)(None, None, (text,))
         assert [one.text for one in found] == [part.strip() for part in text.split(",")]
+
+
+def test_the_command_of_a_page_has_no_secret():
+    given = ["--salt", "PIN", "--salt=PIN", "--shared", "5%,redis://a:PIN@host/0?capacity=2TB"]
+    with click.Context(click.Command("advise"), obj=given):
+        assert typed_command().endswith(" --shared '5%,redis://host/0?capacity=2TB'")
+        assert "PIN" not in typed_command()
 
 
 @pytest.mark.thorough
