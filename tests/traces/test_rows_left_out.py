@@ -34,6 +34,9 @@ def row(time, model="m", **more):
         {"http_status": 400},
         {"level": "error"},
         {"error": {"message": "no"}},
+        {"error": "Rate limit exceeded"},
+        {"error": True, "status": 200},
+        {"status": 429.0},
         {"response": {"status_code": 500, "body": {}}},
         {"response": {"type": "error", "error": {}}},
         {"response": {"error": {"code": 1}}},
@@ -51,7 +54,8 @@ def test_a_request_that_failed_is_left_out(tmp_path, failed):
     [
         {"status": 200, "error": None, "level": "info"},
         {"status": "399", "error": {}, "response": {"status": "completed", "type": "message"}},
-        {"status": 4000},
+        {"status": 4000, "error": "None"},
+        {"status": "200.0", "error": False, "response": {"error": " "}},
     ],
     ids=str,
 )

@@ -69,6 +69,8 @@ LEAST_UNIX = 10**8
 """The least Unix time of a log, seconds, in 1973; lower ones count from the log's own start."""
 LEAST_ERROR = 400
 """The smallest HTTP status of an error."""
+NO_ERROR = ("", "none", "null", "nan", "false", "0", "no", "ok")
+"""Words, in lower case, for an error that did not happen."""
 MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
 MOST_SHOWN, MOST_GUESSED = 80, 70  # characters of the fields of a row that is not known
@@ -79,7 +81,7 @@ MOST_STATED = 2
 CUT = "... (litellm_truncated skipped "
 """Text in place of what LiteLLM leaves out of long texts that it stores."""
 _FIELD = re.compile(r"[\w\-. ]{1,60}")
-_TOKENS = re.compile(r"\d{1,18}", re.ASCII)
+_TOKENS = re.compile(r"(\d{1,18})(?:\.0*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,7 +549,9 @@ def _why_failed(row: Row) -> str:
     for holder in (row.given, row.at("response")):
         if isinstance(holder, dict):
             error = row.parsed(holder, "error") if "error" in holder else None
-            if error and isinstance(error, dict):
+            if isinstance(error, str | bool):
+                error = str(error).strip().lower() not in NO_ERROR
+            if error and isinstance(error, dict | bool):
                 return "of requests that failed"
             if any(name in holder and _is_failure(holder[name]) for name in STATUSES):
                 return "of requests that failed"
@@ -558,7 +562,7 @@ def _is_failure(status: object) -> bool:
     """Return whether a word, a status of HTTP or that of a span says that a request failed."""
     if isinstance(status, dict):
         return status.get("code") in (2, "2", "STATUS_CODE_ERROR", "ERROR")
-    word = str(status).lower()
+    word = str(status).lower().removesuffix(".0")  # of a column of numbers with gaps
     is_code = word.isdecimal() and len(word) == len("404")
     return word in ("failure", "failed", "error") or (is_code and int(word) >= LEAST_ERROR)
 
@@ -662,9 +666,9 @@ def _name_at(row: Row, paths: Iterable[str]) -> tuple[str, str]:
 def _output_at(row: Row, paths: Iterable[str]) -> tuple[str, int]:
     """Return the first path with the tokens of the answer, and these; "", 0 if not known."""
     path, value = row.first(paths)
-    is_text = isinstance(value, str) and _TOKENS.fullmatch(value.strip())
-    if is_text or (isinstance(value, float) and value.is_integer()):
-        value = int(value)
+    match = _TOKENS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None or (isinstance(value, float) and value.is_integer()):
+        value = int(match[1] if match is not None else value)
     if value is None:
         return "", 0
     if type(value) is not int or not 0 <= value <= MAX_TOKENS:
