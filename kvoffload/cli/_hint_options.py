@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from kvoffload.advise.units import percent_text
+from kvoffload.errors import describe
 from kvoffload.replay import HintOptions
 from kvoffload.replay.hints import HINT_KINDS, NothingToldError, TraceHints
 
@@ -29,7 +30,8 @@ def _read(
     options = {name: value for name, value in given.items() if value is not None}
     if hints == _NONE:
         for name, value in options.items():
-            raise click.UsageError(f"--hints-{name} must go with --hints, got {value:g} without")
+            got = f"{value:g}" if isinstance(value, float) else describe(value)
+            raise click.UsageError(f"--hints-{name} must go with --hints, got {got} without")
         return None
     try:
         return HintOptions(told=hints, **options)  # type: ignore[arg-type]

@@ -158,7 +158,7 @@ def _text(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if now == before:
         return text
     if name in _IN_POINTS:
-        return f"{text} ({(now - before) * 100:+.1f})"
+        return f"{text} ({round((now - before) * 100, 1) + 0.0:+.1f})"  # never -0.0
     return (
         f"{text} ({now - before:+,})" if isinstance(now, int) else f"{text} ({now - before:+.3g})"
     )

@@ -114,7 +114,7 @@ class Swept(View):
 @_options.device_memory_option
 @click.option(
     "--pending",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     default=0,
     show_default=True,
     help="Number of requests for which a store stays in flight.",
