@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import heapq
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -26,7 +27,8 @@ SUFFIXES = (
     *(".jsonl", ".json", ".log", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst"),
     *(".oracleGeneral", ".oracleGeneral.bin"),
 )
-"""Endings of the files read from a folder."""
+"""Endings of the files read from a folder, perhaps with the number or the date of a rotation."""
+_ROTATED = re.compile(r"[.-][\d-]{1,20}\Z", re.ASCII)
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd, 2**64 over the golden ratio: far from simple fractions
 
@@ -45,7 +47,8 @@ def trace_files(paths: Sequence[str]) -> list[str]:
     for path in paths:
         if path == STDIN or os.path.lexists(path):
             if path != STDIN and Path(path).is_dir():
-                inside = sorted(p for p in Path(path).iterdir() if p.name.endswith(SUFFIXES))
+                names = ((p, _ROTATED.sub("", p.name)) for p in Path(path).iterdir())
+                inside = sorted(p for p, name in names if name.endswith(SUFFIXES))
                 files = [str(file) for file in inside if file.is_file()]
                 if not files:
                     rule = f"a folder must hold a file that ends in {', '.join(SUFFIXES)}, got none"

@@ -79,9 +79,9 @@ def test_ids_up_to_the_largest_stay_apart_and_valid(tmp_path):
 
 def test_hashes_are_one_space_by_nature(tmp_path):
     """LMCache's log, hexadecimal text, and the two files that a recorder leaves."""
-    (tmp_path / "1.log").write_text(lookup(1, ("0a", "0b")))
-    (tmp_path / "2.log").write_text(lookup(2, ("0a", "0c")))
-    logs = MergedTrace(trace_files([str(tmp_path / "*.log")]))
+    (tmp_path / "a.log-20261120").write_text(lookup(1, ("0a", "0b")))
+    (tmp_path / "a.log.1").write_text(lookup(2, ("0a", "0c")))
+    logs = MergedTrace(trace_files([str(tmp_path)]))  # rotated
     assert Survey.of(logs).unique_blocks == 3
     assert logs.id_spaces == 1
     for name in "ab":
