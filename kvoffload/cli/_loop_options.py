@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -9,18 +10,19 @@ import click
 from kvoffload.errors import describe
 from kvoffload.replay.configuration import DECODE_NS
 
-from ._options import bundled
+from ._options import NumberRange, bundled
 
 RECORDED = "recorded"
 MOST_RATE = 10**12
 MOST_DECODE_MS = 10**6
 _NS_A_MS = 10**6
+_RATE = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})*|[0-9]+(?:_[0-9]+)*")
 
 
 def read_rate(text: str, other: str = "") -> int:
     """Read a rate, whole tokens per second; errors also name an `other` allowed word."""
     digits = text.replace(",", "").replace("_", "")
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(MOST_RATE))
+    is_number = _RATE.fullmatch(text) and len(digits) <= len(str(MOST_RATE))
     if not is_number or not 1 <= int(digits) <= MOST_RATE:
         words = f"{other} or an integer" if other else "an integer"
         raise ValueError(f"must be {words} 1 ... {MOST_RATE}, got {describe(text)}")
@@ -52,7 +54,7 @@ loop_options = bundled(
     _loop,
     click.option(
         "--decode-ms",
-        type=click.FloatRange(min=0, max=MOST_DECODE_MS),
+        type=NumberRange(min=0, max=MOST_DECODE_MS),
         help="Milliseconds per token of an answer in a closed loop.  [default: "
         f"{DECODE_NS // _NS_A_MS}]",
     ),

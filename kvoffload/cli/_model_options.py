@@ -172,7 +172,7 @@ model_options = bundled(
     ),
     click.option(
         "--tensor-parallel",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, 2**16),
         help="Workers that each layer of the model is divided among.  [default: 1; for "
         "advise, as many as hold the model]",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import shlex
 import sys
@@ -217,6 +218,18 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
         return tuple(read_one(ctx, param, part) for text in texts for part in text.split(","))
 
     return callback
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers; NaN, which compares with no bound, is none of them."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
 
 
 def of_text(metavar: str, read: Callable[[str], Any]) -> dict[str, Any]:

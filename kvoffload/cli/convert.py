@@ -56,7 +56,7 @@ FULL_BLOCKS = ("lmcache", WEKA.name, MOONCAKE_DELTA.name)  # whose requests have
     help="Draw the start of each session over this many seconds; sessions are published without "
     "starts (weka). By default, all start together.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of --starts; 0 by default.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of --starts; 0 by default.")
 @click.option(
     "--until",
     metavar="SECONDS",

@@ -58,7 +58,7 @@ rules for Prometheus, and a dashboard that Grafana imports{variable}:
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
 @click.option(
     "--rate",
-    type=click.FloatRange(0.01, 100_000),
+    type=_options.NumberRange(0.01, 100_000),
     default=100.0,
     show_default=True,
     help="Requests per second.",

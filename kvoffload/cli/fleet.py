@@ -141,7 +141,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 )
 @click.option(
     "--decode-ms",
-    type=click.FloatRange(min=0, max=MOST_DECODE_MS),
+    type=_options.NumberRange(min=0, max=MOST_DECODE_MS),
     default=DECODE_NS / _NS_A_MS,
     show_default=True,
     help="Milliseconds per token of an answer.",

@@ -14,7 +14,7 @@ from ._terminal import counted, progress_bar
 @click.command(epilog=examples("kvoffload generate --requests 2000 --output chats.jsonl.gz"))
 @click.option(
     "--requests",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 10**12),
     default=5_000,
     show_default=True,
     help="Number of requests.",

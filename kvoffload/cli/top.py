@@ -21,7 +21,7 @@ from rich.text import Text
 from kvoffload._printable import printable
 from kvoffload.advise.units import count_text, percent_text
 
-from ._options import examples, json_option
+from ._options import NumberRange, examples, json_option
 from ._terminal import note, print_json
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ REASONS = {
 @json_option
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=NumberRange(0.1, 3600),
     default=5.0,
     show_default=True,
     help="Seconds between two scrapes.",

@@ -416,7 +416,8 @@ class LogParser(Parser):
         said = [f"read as {self._log.name}: {', '.join(fields)}"]
         if self._has_text and self._blocks.is_approximate:
             size = self._blocks.bytes_per_token
-            said.append(f"{size} bytes of text count as a token (--tokenizer counts them)")
+            those = "1 byte of text counts" if size == 1 else f"{size} bytes of text count"
+            said.append(f"{those} as a token (--tokenizer counts them)")
         if self._parts:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._parts.items())
             each = f"{self._blocks.tokens_per_image:,} tokens each (--tokens-per-image)"
