@@ -22,13 +22,15 @@ show_text_option = click.option(
 class Broken:
     """Texts that break prefixes, and the ideal hit ratio as it is and without them.
 
-    The ratios are None for a log that can be read only once.
+    The ratios are None for a log that can be read only once; with more than the sample, the shares
+    of its requests are `estimated`.
     """
 
     breaks: list[Break]
     ratio: float | None = None
     without: float | None = None
     shows_text: bool = False
+    estimated: bool = False
 
     @classmethod
     def of(
@@ -40,20 +42,22 @@ class Broken:
         """
         found = sample.found() if source.trace.has_prompts else []
         if not found or source.is_copy:
-            return cls(found, shows_text=shows_text)
+            return cls(found, shows_text=shows_text, estimated=sample.is_part)
         if ratio is None:
             ratio = _ideal(source)
         sample.cuts = True
         without = _ideal(source)
         sample.cuts = False
-        return cls(found, ratio, without, shows_text)
+        return cls(sample.counted, ratio, without, shows_text)
 
     @property
     def text(self) -> str | None:
         """All of it in a sentence or two; None if nothing breaks prefixes."""
         if not self.breaks:
             return None
-        parts = ", and ".join(f"{self._place(each)}, in {_share(each)}" for each in self.breaks)
+        parts = ", and ".join(
+            f"{self._place(each)}, in {self._share(each)}" for each in self.breaks
+        )
         if self.ratio is None or self.without is None:
             return f"{parts}."
         return (
@@ -63,7 +67,7 @@ class Broken:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return it as rows of a table."""
-        found = [(self._place(each), f"in {_share(each)}") for each in self.breaks]
+        found = [(self._place(each), f"in {self._share(each)}") for each in self.breaks]
         if self.without is not None:
             found.append(("ideal hit ratio without that", percent_text(self.without)))
         return [(f"breaks prefixes: {name}", value) for name, value in found]
@@ -76,6 +80,10 @@ class Broken:
                 del each["text"]
         return {"breaks": breaks, "ideal_hit_ratio_without_breaks": self.without}
 
+    def _share(self, found: Break) -> str:
+        about = f"about {100 * found.requests:.0f} %"
+        return f"{about if self.estimated else percent_text(found.requests)} of the requests"
+
     def _place(self, found: Break) -> str:
         return found.place + (f" ({found.text!r})" if self.shows_text else "")
 
@@ -83,7 +91,3 @@ class Broken:
 def _ideal(source: Source) -> float | None:
     """Return the hit ratio of a cache without bounds; the log is read again."""
     return source.survey("reading again", None).ideal_hit_ratio
-
-
-def _share(found: Break) -> str:
-    return f"{percent_text(found.requests)} of the requests"

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 
 Texts = list[tuple[str, str]]
 """The parts of a prompt: a role and a text each."""
+Cuts = list[tuple[str, str]]
+"""What a text begins with, and the text behind what breaks it."""
 
 MOST_PROMPTS = 1_500  # in the sample
 MOST_CHARACTERS = 2**14  # of a prompt in the sample
@@ -63,8 +65,8 @@ class Break:
     character : int
         Where it most often begins in that message, counted from 1.
     requests, tokens : float
-        Shares of the prompts that have it, and of all tokens that stand equal behind it in two
-        neighbours of the sorted sample.
+        Shares of the sampled prompts that have it, and of all tokens that stand equal behind it in
+        two neighbours of the sorted sample.
     text : str
         An example, of at most 40 characters.
     """
@@ -121,10 +123,19 @@ class PrefixBreaks:
         self._seen = 0
         self._draw = random.Random(0)  # noqa: S311 - a sample that is the same each time
         self._cuts: dict[str, list[tuple[str, str]]] = {}
+        self._found: list[tuple[Break, Cuts]] = []
+        self._having: Counter[int] = Counter()  # prompts by what was found in them
+        self._num_cut = 0  # prompts, so far
 
     def seen(self, texts: Texts) -> Texts:
         """Take a prompt into the sample, perhaps; return it, or what is left of it."""
         if self.cuts:
+            self._num_cut += 1
+            self._having.update(
+                index
+                for index, (found, cuts) in enumerate(self._found)
+                if _has(found.role, cuts, texts)
+            )
             return [(role, self.cut(role, text)) for role, text in texts]
         self._seen += 1
         if len(self._sample) < MOST_PROMPTS:
@@ -156,7 +167,21 @@ class PrefixBreaks:
             for key, group in groups.items()
             if equal[key] >= LEAST_PART * characters
         ]
-        return sorted(found, key=lambda each: -each.tokens)
+        self._found = sorted(found, key=lambda each: -each[0].tokens)
+        return [each for each, _ in self._found]
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the log has more prompts than the sample."""
+        return self._seen > MOST_PROMPTS
+
+    @property
+    def counted(self) -> list[Break]:
+        """What was found, with the share of all prompts that were cut, not of the sample."""
+        return [
+            replace(found, requests=self._having[index] / max(1, self._num_cut))
+            for index, (found, _) in enumerate(self._found)
+        ]
 
     def cut(self, role: str, text: str) -> str:
         """Return a part of a prompt without what breaks its prefix; only after `found`."""
@@ -273,19 +298,25 @@ def _end_of(prefix: str, anchor: str, text: str) -> int | None:
     return at if at >= 0 else None
 
 
-def _break(group: list[_Parting], sample: list[_Sampled], tokens: float) -> Break:
+def _has(role: str, cuts: Cuts, texts: Texts) -> bool:
+    """Return whether a prompt has a text that one of `cuts` takes out."""
+    return any(
+        name == role and _end_of(prefix, anchor, text) is not None
+        for name, text in texts
+        for prefix, anchor in cuts
+    )
+
+
+def _break(group: list[_Parting], sample: list[_Sampled], tokens: float) -> tuple[Break, Cuts]:
     role = group[0].role
     kinds = Counter((each.prefix, each.anchor) for each in group).most_common(MOST_CUTS)
+    cuts = [cut for cut, _ in kinds]
     having = sum(
-        any(
-            name == role and _end_of(prefix, anchor, prompt.text[start:end]) is not None
-            for name, start, end in prompt.parts
-            for (prefix, anchor), _ in kinds
-        )
+        _has(role, cuts, [(name, prompt.text[start:end]) for name, start, end in prompt.parts])
         for prompt in sample
     )
     places = Counter(len(each.prefix) for each in group)
     place = places.most_common(1)[0][0]
     text = next(each.text for each in group if len(each.prefix) == place)
     first = group[0]
-    return Break(first.kind, role, place + 1, having / len(sample), tokens, text)
+    return Break(first.kind, role, place + 1, having / len(sample), tokens, text), cuts

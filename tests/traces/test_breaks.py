@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -86,8 +87,10 @@ def test_what_parts_equal_prompts_is_found(kind, seed):
     assert len(set(left)) <= len({texts[0][1] for texts in given}) // 4
 
 
-def test_a_log_is_read_again_without_it(tmp_path):
+def test_a_log_is_read_again_without_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvoffload.traces.breaks.MOST_PROMPTS", 90)
     given, _ = prompts("a time", 5)
+    given += [[("user", f"{number} is all")] for number in range(23)]
     path = tmp_path / "log.jsonl"
     rows = [
         {"ts": index, "messages": [{"role": role, "content": words} for role, words in texts]}
@@ -103,6 +106,8 @@ def test_a_log_is_read_again_without_it(tmp_path):
     breaks.cuts = True
     after = Survey.of(trace).ideal_hit_ratio
     assert before < 0.3 < 0.7 < after
+    assert breaks.is_part
+    assert breaks.counted == [replace(found, requests=120 / 143)] != [found]
 
 
 def test_turns_of_a_session_and_different_prompts_are_none():
