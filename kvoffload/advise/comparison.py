@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kvoffload._printable import printable
 from kvoffload.errors import describe
 
-from .units import bytes_text, count_text, duration_text, percent_text
+from .units import bytes_text, change_text, count_text, duration_text, percent_text
 
 MOST_BYTES = 2**26
 """Largest file that is read; 256 engines and many routers take some megabytes."""
@@ -78,7 +78,7 @@ class Change:
         now, before = (unknown if one is None else value.text(one) for one in both)
         text = f"{self.name} {now}, was {before}"
         if value.text is percent_text and None not in both:  # shares differ by points
-            text += f" ({(self.now - self.before) * 100:+.1f} points)"
+            text += f" ({change_text(self.now - self.before)} points)"
         return text
 
 

@@ -61,7 +61,17 @@ def latency_text(seconds: float) -> str:
 
 def percent_text(share: float | None) -> str:
     """Return a share as in ``36.6 %``; a dash if it is not known."""
-    return "-" if share is None else f"{share * 100:.1f} %"
+    return "-" if share is None else f"{_tenths(share):.1f} %"
+
+
+def change_text(difference: float) -> str:
+    """Return the difference of two shares in points, as in ``+1.5``."""
+    return f"{_tenths(difference):+.1f}"
+
+
+def _tenths(share: float) -> float:
+    """Return a share in percent as it is shown, never -0."""
+    return round(share * 100, 1) + 0.0
 
 
 def unbroken(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kvoffload.advise.answer import column
+from kvoffload.advise.units import change_text
 from kvoffload.errors import describe
 
 from ._fields import FIELDS
@@ -158,7 +159,7 @@ def _text(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if now == before:
         return text
     if name in _IN_POINTS:
-        return f"{text} ({round((now - before) * 100, 1) + 0.0:+.1f})"  # never -0.0
+        return f"{text} ({change_text(now - before)})"
     return (
         f"{text} ({now - before:+,})" if isinstance(now, int) else f"{text} ({now - before:+.3g})"
     )

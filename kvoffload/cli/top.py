@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvoffload._printable import printable
-from kvoffload.advise.units import count_text, percent_text
+from kvoffload.advise.units import change_text, count_text, percent_text
 
 from ._options import NumberRange, examples, json_option
 from ._terminal import note, print_json
@@ -330,9 +330,9 @@ def _hints(view: View) -> Table:
 
 def _trials(trials: HintTrials) -> Text:
     """Return the gain from hints of returns in two small caches, and whether it is realised."""
-    gain = 100 * (trials.hit_ratio - trials.plain)
+    gain = change_text(trials.hit_ratio - trials.plain)
     text = Text("hints of returns gain ")
-    text.append(f"{gain:+.1f} ± {100 * trials.error:.1f}", style="bold")
+    text.append(f"{gain} ± {100 * trials.error:.1f}", style="bold")
     text.append(
         f" points: {percent_text(trials.hit_ratio)} of a sample with them, "
         f"{percent_text(trials.plain)} without"

@@ -4,6 +4,7 @@ import pytest
 
 from kvoffload.advise.units import (
     bytes_text,
+    change_text,
     count_text,
     duration_text,
     latency_text,
@@ -42,6 +43,8 @@ pytestmark = pytest.mark.fast
         (count_text(9_120), "9,120"),
         (count_text(4_000_000_000), "4 billion"),
         (percent_text(0.36642), "36.6 %"),
+        (percent_text(-0.0004), "0.0 %"),
+        (change_text(-0.0004), "+0.0"),
         (percent_text(None), "-"),
         (points(0.0), "0.0 points"),
         (points(0.0004), "less than 0.1 points"),
