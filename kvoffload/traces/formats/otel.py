@@ -18,6 +18,8 @@ from .json_text import unpacked
 INPUT = "gen_ai.input.messages"
 PREFIXES = ("gen_ai.", "llm.input_messages.")
 """Beginnings of the names of attributes that have prompts."""
+OUTPUTS = ("gen_ai.completion.", "llm.output_messages.", "output.value")
+"""The same of the answers, which are no part of a prompt."""
 RESOURCES = frozenset(
     ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs", "resourceMetrics")
 )
@@ -61,7 +63,8 @@ def flat_span(span: dict[str, Any]) -> dict[str, Any]:
     if listed:
         attributes[INPUT] = listed
     span = {name: value for name, value in span.items() if name not in TIMES or value not in UNSET}
-    return {**span, "attributes": attributes}
+    asked = {name: value for name, value in attributes.items() if not name.startswith(OUTPUTS)}
+    return {**span, "attributes": asked}
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
