@@ -44,9 +44,9 @@ def row(time, model="m", **more):
     ids=str,
 )
 def test_a_request_that_failed_is_left_out(tmp_path, failed):
-    found = trace(tmp_path, [row(0), row(1, **failed), row(2)])
+    found = trace(tmp_path, [{"time": "x", **failed}, row(0), row(1, **failed), row(2)])
     assert [request.timestamp for request in found] == [1764000000000, 1764000002000]
-    assert found.remarks[1:] == ["1 row left out: of requests that failed"]
+    assert found.remarks[1:] == ["2 rows left out: of requests that failed"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 from kvoffload.traces.errors import BadLineError
 
 from .base import integer
-from .logs import BODIES, Fields, Hashes, Log, Row, other_call, within
+from .logs import BODIES, Fields, Hashes, Log, Row, other_call, why_failed, within
 from .otel import INPUT, PREFIXES, RESOURCES, spans
 
 _BASE = Fields()
@@ -313,4 +313,6 @@ def log_of(given: dict[str, Any]) -> Log | None:
     """Return the log that a row is of, None if it is of none."""
     row = Row(given)
     found = next((log for log in LOGS.values() if log.is_one(row)), None)
+    if found is None and why_failed(row):
+        return ANY_LOG
     return ANY_LOG if found in (None, RESPONSES) and other_call(row) else found

@@ -237,7 +237,7 @@ class LogParser(Parser):
 
     def _request(self, row: Row, log: Log) -> Sequence[Request]:
         fields = log.fields
-        why = other_call(row) or log.why_none(row) or _why_failed(row)
+        why = other_call(row) or log.why_none(row) or why_failed(row)
         if why:
             other = self._other(row, log)
             if other is not None:
@@ -545,7 +545,7 @@ def other_call(row: Row) -> str:
     return ""
 
 
-def _why_failed(row: Row) -> str:
+def why_failed(row: Row) -> str:
     """Return that a row or its answer states that the request failed, else an empty text."""
     for holder in (row.given, row.at("response")):
         if isinstance(holder, dict):
@@ -606,7 +606,11 @@ def _guess(row: dict[str, Any], names: list[str]) -> str:
     names = [name for name in names if len(name) < MOST_GUESSED - len("messages=")]
     asked = [name for name in names if not {*name.split(".")} & {*ANSWERS, "tools", "functions"}]
     lists = [name for name in asked if _are_all(dict, at(name))]
-    texts = [name for name in asked if isinstance(at(name), str) or _are_all(int, at(name))]
+    texts = [
+        name
+        for name in asked
+        if (isinstance(at(name), str) and not _is_time(at(name))) or _are_all(int, at(name))
+    ]
     texts.sort(key=lambda name: -text_size(at(name)))
     first = lists[0] if lists else texts[0] if texts else "FIELD"
     found = [f"messages={first}" if lists else f"prompt={first}"]
@@ -617,6 +621,12 @@ def _guess(row: dict[str, Any], names: list[str]) -> str:
     while len(found) > 1 and sum(map(len, found)) > MOST_GUESSED:
         found.pop()
     return ",".join(found)
+
+
+def _is_time(text: str) -> bool:
+    with suppress(BadLineError):
+        return unix_seconds(text, "") >= 0
+    return False
 
 
 def _are_all(kind: type, value: object) -> bool:
