@@ -57,7 +57,8 @@ PROMPTS = (
 PLACES = within(("", "request"), "call_type", "url", "path", "endpoint", "request_path")
 """Places of the name of the call that a row is of."""
 _OTHER_CALLS = re.compile(
-    r"(?:^|[/_a])(?:embeddings?|rerank|moderations?|transcriptions?|speech|images?/|image_)",
+    r"(?:^|[/_a])(?:embeddings?|rerank|moderations?|transcriptions?|speech|images?/|image_|"
+    r"count_tokens|(?:de)?tokenize)",
     re.IGNORECASE,
 )
 STATUSES = (
