@@ -9,7 +9,7 @@ from kvoffload.replay.results import ERROR_PARTS
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .choice import LEAST_NOISE, POLICIES
 from .configuration import DISK_PATH
-from .economy import Engine
+from .economy import WORKERS, Engine, workers_for
 from .subject import Subject
 from .units import bytes_text, count_text, percent_text, rate_text
 from .wording import points
@@ -84,11 +84,18 @@ def remarks(subject: Subject) -> list[str]:
             "the cache that an accelerator has beside its weights is estimated: "
             "--prefill-tokens-per-second and --device-memory give them."
         )
-    if workers > 1 and model is not None and setup.engine and not setup.engine.workers_given:
-        found.append(
-            f"{setup.engine.name} per engine, to hold {model.name}; --tensor-parallel sets another "
-            "number."
-        )
+    if model is not None and setup.engine and not setup.engine.workers_given:
+        accelerator = setup.engine.accelerator
+        if workers > 1:
+            found.append(
+                f"{setup.engine.name} per engine, to hold {model.name}; --tensor-parallel sets "
+                "another number."
+            )
+        elif accelerator is not None and not workers_for(model, accelerator):
+            found.append(
+                f"{WORKERS[-1]} × {accelerator.name} do not hold {model.name}, so one is "
+                "assumed: give --tensor-parallel, or another --accelerator."
+            )
     found += [NOT_MODELLED] if is_fleet else _counted_for_one_worker(subject, workers)
     found += group_remarks(setup.chunks)
     if policy is not None and not is_own(policy):

@@ -104,6 +104,11 @@ def test_the_prose_fits_the_width(kvoffload, trace, columns, most):
     assert most - 15 < max(map(len, prose)) <= most
 
 
+def test_a_model_that_no_number_of_accelerators_holds_is_named(kvoffload, trace):
+    done = kvoffload("advise", trace, "--model=kimi-k2", *SIZE[2:], COLUMNS="200")
+    assert "16 × h100 do not hold kimi-k2, so one is assumed: give --tensor-parallel" in done.out
+
+
 def test_the_size_of_an_assumed_cache_is_shown_where_it_decides(kvoffload, tmp_path):
     """37.5 GiB of prompts in turn: all of the accelerator's cache serves them, half of it none."""
     path = tmp_path / "turns"
