@@ -291,7 +291,8 @@ class HintGain:
     """The gain by hints of returns: a small cache that heeds them compared with one that does not.
 
     Both serve the same sample of the blocks of recent requests; a request's weight halves within
-    600 requests. Both heed the ends of sessions. The comparison begins when it is first read.
+    600 requests. Both heed the ends of sessions. The comparison begins when it is first
+    read after a hint.
 
     Attributes
     ----------

@@ -10,8 +10,8 @@ Structure
     nothing. Their stores take as long as those of the cache: its stores are noted, at most 256,
     each by its first block and its request; when the block at the old end of the list is no longer
     pending, its age is the lag.
-    From the first time that the gain by hints is read, a third miniature serves the requests
-    without their hints.
+    From the first time that the gain by hints is read after a hint, a third miniature serves the
+    requests without their hints.
 Cost
     O(1) per block; a sampled block costs two or three times as much as in a policy. A miniature
     has fewer than 512 blocks, whatever the capacity.

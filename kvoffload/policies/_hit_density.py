@@ -87,7 +87,7 @@ class HitDensity:
 
     @property
     def hint_gain(self) -> HintGain | None:
-        """Gain by hints of returns, compared from the first time that this is read.
+        """Gain by hints of returns, compared from the first time that this is read after a hint.
 
         None without a guard, a hint, or enough requests since.
         """

@@ -83,7 +83,7 @@ class WatchReport:
         sums all others.
     hint_gain : HintGain or None
         The recent gain from hints of returns; None if the policy does not rank by them, has no
-        guard, or has served too few requests since the first hint.
+        guard, or has served too few requests since the first report after a hint.
     """
 
     policy: str | None
