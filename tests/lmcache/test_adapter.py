@@ -99,6 +99,7 @@ def test_a_wrong_option_is_refused_by_name(params, message):
 
 def test_the_start_fails_without_memory_or_space_or_lock(tmp_path, make):
     config = KVOffloadL2AdapterConfig(slab(tmp_path), "w", object_bytes=(SMALL,))
+    assert "slab:" not in repr(config)  # an address may have a password
     with pytest.raises(ValueError, match="l1_memory_desc must describe host memory"):
         KVOffloadL2Adapter(config)
     make(slab(tmp_path), SMALL)

@@ -104,7 +104,7 @@ class KVOffloadL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
         Sizes of objects whose tiers are opened at the start.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may have a password
     weights_id: str
     revision: str = ""
     salt: str = ""
