@@ -36,7 +36,7 @@ from kvoffload.tiers import (
 from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.generation import Generation, GenerationSource
 from tests.tiers.attack import report, rounds
-from tests.tiers.inside import ask_anew, attached, is_busy
+from tests.tiers.inside import ask_anew, attached, files_of, is_busy
 from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 from tests.tiers.test_remote_parts import DictStore
 
@@ -118,6 +118,23 @@ def test_a_slab_without_some_seals_says_so_once_and_what_was_discarded_stays_awa
         "seals that are damaged, or of a forgotten generation: 1",
         "its blocks are dropped: the table is missing",
     ]
+
+
+def test_other_bytes_never_get_the_seal_of_another_generation(tmp_path: Path) -> None:
+    url = f"slab:{tmp_path}?capacity=1MB"
+    with open_tier(url, NAMESPACE) as tier:
+        attached(tier, 4)
+        run(tier, tier.put(KEYS[:2], [0, 1]))
+        tier.forget("other")
+    with open_tier(url, NAMESPACE, "other") as tier, Path(os.devnull).open() as file:
+        attached(tier, 4, KEYS)
+        os.dup2(file.fileno(), files_of(tier).table_fd)  # no seal is written or cleared
+        assert (run(tier, tier.put(KEYS[2:], [2, 3])).status == Status.FAILED).all()
+    with open_tier(url, NAMESPACE, "other") as tier:
+        tier.forget("")
+    with open_tier(url, NAMESPACE) as tier:
+        attached(tier, 4)
+        assert not run(tier, tier.get(KEYS[:2], [0, 1])).status.any()
 
 
 def test_a_file_is_read_at_the_start_and_at_each_reset(

@@ -182,6 +182,7 @@ class _Slab(Index):
         if others:
             line = "%s: seals that are damaged, or of a forgotten generation: %d"
             write_line(logging.WARNING, line, self.folder, others)
+            self._written[:] = 1  # a put clears these seals, too, before it writes bytes
         self._files.records = memoryview(b"")
         self._written[slots] = 1
         self._sums[slots] = sums
