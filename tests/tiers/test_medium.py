@@ -417,9 +417,7 @@ def _has_ended(process: subprocess.Popen) -> bool:
     return state.split()[0] == "Z"
 
 
-def test_regions_that_are_not_aligned_are_staged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_regions_that_are_not_aligned_are_staged(tmp_path: Path, caplog) -> None:
     tier = FileTier(tmp_path, 20 * BLOCK_BYTES, namespace=NAMESPACE)
     tier.attach(Region(memoryview(bytearray(4 * BLOCK_BYTES + 64))[3:], BLOCK_BYTES))
     assert not tier.direct
