@@ -81,6 +81,7 @@ def test_times_may_count_from_the_start_of_the_log(tmp_path):
     found = trace(tmp_path, [{**row(number), "timestamp": 2 * number} for number in (0, 1, 0)])
     assert [request.timestamp for request in found] == [0, 2000, 0]
     assert len(found.remarks) == 1
+    assert found.start is None
 
 
 def test_times_that_are_all_zero_are_none(tmp_path):

@@ -289,7 +289,7 @@ class LogParser(Parser):
         if self._is_repeated(row, log, (length, hash_ids)):
             self._left_out["of requests that an earlier row has"] += 1
             return ()
-        if self._some_time:
+        if self._some_time and self._some_time >= LEAST_UNIX:
             self.start = 0.0
         self._note_model(model)
         self._count_tokens(row, used["output"], length)
