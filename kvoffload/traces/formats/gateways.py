@@ -233,10 +233,11 @@ HELICONE = Log(
         prompt=("request_body.prompt",),
         system=within(("request_body",), "system", "instructions"),
         tools=within(("request_body",), "tools", "functions"),
-        time=("request_created_at", "created_at"),
+        time=("request_created_at", *_BASE.time),  # web servers may log a request_body, too
         session=(
             *within(("request_properties", "properties"), "Helicone-Session-Id"),
-            *("request_user_id", "user_id"),
+            *("request_user_id", *_SESSION),
+            *within(("request_body",), "user", "metadata.user_id"),
         ),
         model=("request_body.model", "request_model", "model"),
         output=(

@@ -97,8 +97,11 @@ class Fields:
     prompt: tuple[str, ...] = within(BODIES, "prompt")
     system: tuple[str, ...] = within(BODIES, "system")
     tools: tuple[str, ...] = within(BODIES, "tools", "functions")
-    time: tuple[str, ...] = within(
-        HOLDERS, "start_time", "startTime", "timestamp", "created_at", "created", "time", "ts"
+    time: tuple[str, ...] = (
+        *within(
+            HOLDERS, "start_time", "startTime", "timestamp", "created_at", "created", "time", "ts"
+        ),
+        *("@timestamp", "time_iso8601", "time_local"),  # of web servers
     )
     session: tuple[str, ...] = tuple(
         path
