@@ -26,7 +26,7 @@ class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
     block_size : int
         Tokens per block, >= 1.
     num_blocks : int
-        Number of slots, ``0 ... 2**31 - 1``. With 0 every store that needs a slot is refused.
+        Number of slots, ``0 ... 2**31 - 1``. With 0, no block is stored.
     cache_policy : str or type or CachePolicy
         A policy string (``"lru"``, ``"name?option=value"``), a ``CachePolicy`` subclass, built as
         ``cls(cache_capacity=num_blocks)``, or an empty instance, which keeps its own capacity. It
