@@ -90,6 +90,7 @@ cdef class CompiledRequest:
     cdef list outdated              # parts that it had pinned when the manager was reset, or None
     cdef Py_ssize_t met             # number of blocks up to the deepest resident one at `begin`
     cdef Py_ssize_t own             # first position that it has stored; -1: it has made no store
+    cdef Py_ssize_t first, last     # of its first and last `prepare_store`, as in `InSession`
     cdef Py_ssize_t prompt          # number of blocks at `begin`
     cdef object hints               # of `begin`
     cdef object now                 # likewise

@@ -151,8 +151,8 @@ cdef class CompiledSteps:
         cdef Hint said
         cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
         cdef list batch = open_batch(self, hashes)
-        met, own, num_last = session
-        finish_batch(self, &self.batch, hints, hint, None, met, own, num_last)
+        met, own, num_last, first, last = session
+        finish_batch(self, &self.batch, hints, hint, None, met, own, num_last, first, last)
 
     def _used_last(self, hashes, hints):
         cdef Hint said
@@ -499,14 +499,17 @@ cdef int finish_batch(
     Py_ssize_t met,
     Py_ssize_t own,
     Py_ssize_t num_last,
+    Py_ssize_t first,
+    Py_ssize_t last,
 ) except -1:
     """Use the batch for the last time; release it if the hint says that its session ends.
 
-    The watch counts the source, unless it is None. `hints` are those of the hint; `met`, `own` and
-    `num_last` are those of `Sessions.leave`.
+    The watch counts the source, unless it is None. `hints` are those of the hint; `met`, `own`,
+    `num_last`, `first` and `last` are those of `InSession`.
     """
     cdef CompiledPolicy policy = steps._policy
     cdef bint ends = hint != NULL and hint.ends
+    cdef Py_ssize_t prompt
     find_changed(policy.table, batch)
     if ends and not policy.ensure_release(batch.size):
         raise MemoryError()
@@ -515,7 +518,8 @@ cdef int finish_batch(
     policy.finish_request(batch, hint)
     leave(policy.table, batch, met, own, num_last)
     if steps._watch is not None:
-        steps._watch.c_finished(policy.table, batch, own, hints, hint)
+        prompt = batch.size + 1 - num_last
+        steps._watch.c_finished(policy.table, batch, first, last, prompt, hints, hint)
     if ends:
         release_batch(steps, batch)
     return 0
@@ -589,6 +593,8 @@ cdef object store_now(
         steps._watch.c_offered(policy.table, batch, num_admitted, num_missing)
     if request is not None and num_admitted:
         request._note_own(first)
+        request.first = first if request.last < 0 else request.first
+        request.last = start + <Py_ssize_t>batch.indexes[num_admitted - 1]
     steps.evict_victims(steps._watch)
     block_id = <int64_t*>cnp.PyArray_DATA(block_ids)
     for index in range(num_admitted):
@@ -691,8 +697,9 @@ cdef class CompiledRequest:
         if watch is not None:
             watch.begin_lookup()
         first = bounds(self, start, None, &end)
-        if watch is not None and (self.hints is not None or self.now is not None):
-            watch.hear(self.hints, NAN if self.now is None else self.now)
+        if watch is not None and (first or self.hints is not None or self.now is not None):
+            before = self.keys[:first] if first else None
+            watch.hear(self.hints, NAN if self.now is None else self.now, before)
         asked = part_of(self, first, self.batch.size, &part)
         find_changed(steps._policy.table, asked)
         num_hits = num_ready(steps._policy.table, asked)
@@ -816,7 +823,10 @@ cdef class CompiledRequest:
         note_resets(self)
         own = self.met if self.own < 0 else self.own
         num_last = self.batch.size - max(0, self.prompt - 1)
-        finish_batch(self.steps, &self.batch, said_last, hint, source, self.met, own, num_last)
+        finish_batch(
+            self.steps, &self.batch, said_last, hint, source,
+            self.met, own, num_last, self.first, self.last,
+        )
         self.is_finished = True
 
     @property
@@ -865,7 +875,7 @@ cdef CompiledRequest begin_request(
     request.steps = steps
     request.manager = manager
     request.keys = request.storing = keys
-    request.own, request.prompt = -1, len(keys)
+    request.own, request.last, request.prompt = -1, -1, len(keys)
     request.resets = steps._resets
     request.hints = hints
     request.now = now
@@ -927,7 +937,7 @@ cdef int note_resets(CompiledRequest request) except -1:
         request.storing, request.store_start, request.store_stop = request.keys, 0, 0
         request.loading = None
         request.load_stop = 0
-        request.met, request.own = 0, -1
+        request.met, request.own, request.last = 0, -1, -1
         request.resets = request.steps._resets
     return 0
 

@@ -184,9 +184,10 @@ class Manager(ManagerViews[Spec_co]):
     ) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
         self._used_last(hashes, hints, now)
-        self._sessions.leave(hashes, *session)
+        met, own, num_last, first, last = session
+        self._sessions.leave(hashes, met, own, num_last)
         if self._watch is not None:
-            self._watch.finished(hashes, hints, now, session[1])
+            self._watch.finished(hashes, hints, now, first, last, len(hashes) + 1 - num_last)
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
 
@@ -275,9 +276,8 @@ class Manager(ManagerViews[Spec_co]):
             for status in released:
                 status.ref_cnt += 1
             raise
-        if self._watch is not None and released:
-            ends = released[0].block_id, released[-1].block_id
-            self._watch.end_transfer(LOAD, len(released), *ends, -1)
+        if self._watch is not None:
+            self._watch.closed(LOAD, [status.block_id for status in released])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         return self._store(hashes, is_last=False)
@@ -326,7 +326,7 @@ class Manager(ManagerViews[Spec_co]):
             status = find(block_hash)
             if status is not None and status.ref_cnt < 0:
                 pending[block_hash] = status
-        ends = [pending[key].block_id for key in (*batch[:1], *batch[-1:]) if key in pending]
+        ids = [pending[key].block_id if key in pending else -1 for key in batch]
         if success:
             for status in pending.values():
                 status.ref_cnt = 0
@@ -334,8 +334,7 @@ class Manager(ManagerViews[Spec_co]):
         elif pending:
             self._fail(pending)
         if self._watch is not None:
-            if len(ends) == 2:
-                self._watch.end_transfer(STORE, len(batch), *ends, -1)
+            self._watch.closed(STORE, ids)
             if not success:
                 self._watch.failed(list(pending))
 

@@ -139,12 +139,13 @@ class ManagerViews(OffloadingManager[Spec_co]):
         if watch is not None:
             watch.note_hints(str(hints.source), hints.ends, hints.expect_s is not None)
 
-    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
+    def _lookup_told(self, hashes: list[BlockHash], *told: Any) -> int:
         """Call `lookup`, and let the watch hear what the request began with."""
         watch = self._skeleton._watch
         if watch is None:
             return self.lookup(hashes)
-        watch.hear(hints, math.nan if now is None else now)
+        hints, now, before = told
+        watch.hear(hints, math.nan if now is None else now, before)
         try:
             return self.lookup(hashes)
         finally:

@@ -139,6 +139,7 @@ cdef class WatchCore:
     cdef bint hears_returns                 # since the first hint of one: times are kept
     cdef object hints                       # of the request at work, None for none
     cdef double moment                      # its time in seconds, NaN if it gave none
+    cdef list before                        # its keys before those that it asks for, None for none
     cdef double latest                      # that of the last collected request
     cdef list told                          # nothing; (hints, seconds) of the collected requests
     cdef readonly dict sources              # of hints: their numbers, in the order of their counts
@@ -156,7 +157,9 @@ cdef class WatchCore:
     cdef uint64_t open_blocks
     cdef uint64_t serial
     cdef readonly double lag                # mean requests during a store; < 0: not known
-    cdef readonly double early              # share of requests that finish after their stores
+    # Share of the requests whose stores, of prompts and of answers, end before they finish.
+    cdef readonly double early
+    cdef readonly double early_answers
 
     # Draw the sample of a table's keys, before the first is stored; `get` returns a block's status.
     cdef int look_at(self, Table* table, object get) except -1
@@ -207,8 +210,9 @@ cdef class WatchCore:
     # it, and are used. Generated tokens are not asked for, but take room like others.
     cdef void on_event(self, int event) noexcept
     cpdef void on_reset(self) noexcept
-    # What the client of the next request said, `now` in seconds or NaN.
-    cpdef void hear(self, object hints, double now) noexcept
+    # What the client of the next request said, `now` in seconds or NaN, and the keys before those
+    # that it asks for, which the device has.
+    cpdef void hear(self, object hints, double now, list before=*) noexcept
     # Count a client's hints on its session, before the call changes anything.
     cpdef int note_hints(self, str source, bint ends, bint expects) except -1
     # One sampled key: it was hit; its fate changes, by a store at `now`; the cause of its miss, if
@@ -233,14 +237,16 @@ cdef class WatchCore:
         self, Table* table, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing
     ) noexcept
     cdef void c_extended(self, Table* table, Batch* batch) noexcept
-    # End a transfer, unless it is a store and its first or last block is not pending.
+    # End the transfers whose blocks follow each other; of stores, those that are pending.
     cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept
     # Before the blocks of a failed store are dropped: note the fates of pending ones, once each.
     cdef void c_failed(self, Table* table, Batch* batch) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
-    # After a request has finished, whose first stored block is at `own` and whose `hint`, NULL for
-    # none, says what `hints` say; and after the blocks of a batch that are not shared were released.
+    # After a request has finished, which has stored from `first` to `last`, -1 for none, and
+    # whose `hint`, NULL for none, says what `hints` say; its answer is from `prompt` on. And after
+    # the blocks of a batch that are not shared were released.
     cdef void c_finished(
-        self, Table* table, Batch* batch, Py_ssize_t own, object hints, const Hint* hint
+        self, Table* table, Batch* batch, Py_ssize_t first, Py_ssize_t last, Py_ssize_t prompt,
+        object hints, const Hint* hint,
     ) noexcept
     cdef void c_released(self, Table* table, Batch* batch) noexcept

@@ -318,9 +318,10 @@ cdef class WatchCore:
         while self.num_open:
             close_at(self, self.num_open - 1)
 
-    cpdef void hear(self, object hints, double now) noexcept:
+    cpdef void hear(self, object hints, double now, list before=None) noexcept:
         self.hints = hints
         self.moment = now
+        self.before = before
 
     cpdef int note_hints(self, str source, bint ends, bint expects) except -1:
         cdef int number = MOST_SOURCES
@@ -400,8 +401,7 @@ cdef class WatchCore:
         cdef bint met_pending = (
             num_hits < batch.size and meets(table, batch.node_ids[num_hits]) == PENDING
         )
-        self.count_request(batch.size, batch.size - num_hits, met_pending, batch.size)
-        if self.begin(batch.size):
+        if judging(self, batch.size, num_hits, met_pending):
             for index in range(num_hits):
                 node = node_at(table, batch.node_ids[index])
                 if node.flags & SAMPLED:
@@ -459,19 +459,17 @@ cdef class WatchCore:
                     self.note_fate(hash_node(table, node), FATE_FAILED, 0)
 
     cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept:
-        cdef uint32_t first, last
-        if batch.size == 0:
+        cdef int64_t* ids = <int64_t*>resize(NULL, <size_t>(batch.size + 1) * sizeof(int64_t))
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        if ids == NULL:
             return
-        first = batch.node_ids[0]
-        last = batch.node_ids[batch.size - 1]
-        if kind == LOAD or meets(table, first) == meets(table, last) == PENDING:
-            self.end_transfer(
-                kind,
-                batch.size,
-                own_id(table, first, node_at(table, first)),
-                own_id(table, last, node_at(table, last)),
-                -1,
-            )
+        for index in range(batch.size):
+            node_id, ids[index] = batch.node_ids[index], -1
+            if kind == LOAD or meets(table, node_id) == PENDING:
+                ids[index] = own_id(table, node_id, node_at(table, node_id))
+        close_all(self, kind, ids, batch.size)
+        discard(ids)
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         cdef int32_t* own = NULL
@@ -485,10 +483,13 @@ cdef class WatchCore:
                 own[index] = <int32_t>block_ids[index]
 
     cdef void c_finished(
-        self, Table* table, Batch* batch, Py_ssize_t own, object hints, const Hint* hint
+        self, Table* table, Batch* batch, Py_ssize_t first, Py_ssize_t last, Py_ssize_t prompt,
+        object hints, const Hint* hint,
     ) noexcept:
-        if own < batch.size:
-            note_finish(self, meets(table, batch.node_ids[own]))
+        if 0 <= last and first < prompt:
+            note_finish(&self.early, meets(table, batch.node_ids[first]))
+        if last >= prompt:
+            note_finish(&self.early_answers, meets(table, batch.node_ids[last]))
         if hint != NULL and hint.expect_s > 0.0 and not hint.ends:
             self.hear(hints, hint.now)
             meet_batch(self, table, batch, 0)
@@ -509,16 +510,19 @@ cdef class WatchCore:
         # Elements that the lookup did not check may not be keys.
         keys = keys[: first_bad(list_items(keys), 0, len(keys))]
         met = [HIT] * num_hits + [met_as(self.get(key)) for key in keys[num_hits:]]
-        self.count_request(size, size - num_hits, met[num_hits : num_hits + 1] == [PENDING], size)
-        if self.begin(len(keys)):
+        if judging(self, size, num_hits, met[num_hits : num_hits + 1] == [PENDING]):
             for index in range(len(keys)):
                 meet_key(self, keys[index], ASKED, met[index], FATE_UNKNOWN)
         self.on_request()
 
-    def finished(self, list keys not None, hints, now, Py_ssize_t own):
-        """Hear that a request has finished, whose first stored block is at `own`."""
-        if own < len(keys):
-            note_finish(self, met_as(self.get(keys[own])))
+    def finished(
+        self, list keys not None, hints, now, Py_ssize_t first, Py_ssize_t last, Py_ssize_t prompt
+    ):
+        """Hear that a request has finished; see `c_finished`."""
+        if 0 <= last and first < prompt:
+            note_finish(&self.early, met_as(self.get(keys[first])))
+        if last >= prompt:
+            note_finish(&self.early_answers, met_as(self.get(keys[last])))
         if hints is not None and hints.expect_s is not None and not hints.ends:
             self.hear(hints, NAN if now is None else now)
             meet_list(self, keys, NO_STORE)
@@ -558,6 +562,11 @@ cdef class WatchCore:
         cdef array ids = array("q", map(int, block_ids))  # a user's status may run code
         self.tick()
         self.c_opened(kind, <int64_t*>ids.data.as_longlongs, len(ids))
+
+    def closed(self, uint32_t kind, list block_ids not None):
+        """End transfers whose blocks follow each other; -1 stands for others."""
+        cdef array ids = array("q", map(int, block_ids))
+        close_all(self, kind, <int64_t*>ids.data.as_longlongs, len(ids))
 
     # -- the ledger ----------------------------------------------------------------------------
 
@@ -600,7 +609,6 @@ cdef class WatchCore:
     ) noexcept:
         cdef uint64_t index = self.num_open, found = MOST_OPEN
         cdef const Transfer* transfer
-        cdef double requests
         while index:
             index -= 1
             transfer = self.transfers + index
@@ -616,10 +624,7 @@ cdef class WatchCore:
                     break
         if found == MOST_OPEN:
             return
-        if kind == STORE:
-            requests = <double>(self.counters[REQUESTS] - self.transfers[found].request)
-            self.lag = requests if self.lag < 0 else self.lag + (requests - self.lag) / LAG_STEPS
-        close_at(self, found)
+        close_now(self, found)
 
     def open_transfers(self):
         """Return the open transfers, oldest first: number, kind, age in seconds, block ids."""
@@ -879,10 +884,61 @@ cdef uint64_t hash_of(WatchCore core, object key) noexcept:
     )
 
 
-cdef void note_finish(WatchCore core, uint8_t met) noexcept:
-    """Note how a request that finishes meets the first block that it stored."""
+cdef void note_finish(double* early, uint8_t met) noexcept:
+    """Note how a request that finishes meets a block that it stored."""
     if met != ABSENT:
-        core.early += ((met != PENDING) - core.early) / LAG_STEPS
+        early[0] += ((met != PENDING) - early[0]) / LAG_STEPS
+
+
+cdef void close_all(
+    WatchCore core, uint32_t kind, const int64_t* block_ids, Py_ssize_t size
+) noexcept:
+    """Close the newest transfers that follow each other in a list of block ids."""
+    cdef uint64_t index, at = 0, end = <uint64_t>size
+    while at < end:
+        if block_ids[at] < 0:
+            at += 1
+            continue
+        index = core.num_open
+        while index and not begins(core.transfers + index - 1, kind, block_ids + at, end - at):
+            index -= 1
+        if index == 0:
+            return
+        at += core.transfers[index - 1].size
+        close_now(core, index - 1)
+
+
+cdef bint begins(
+    const Transfer* transfer, uint32_t kind, const int64_t* block_ids, uint64_t size
+) noexcept:
+    """Return whether some blocks begin with those of a store, or are those of a load."""
+    return (
+        transfer.kind == kind
+        and transfer.first == block_ids[0]
+        and (transfer.size == size or kind == STORE and transfer.size < size)
+        and transfer.last == block_ids[transfer.size - 1]
+    )
+
+
+cdef bint judging(
+    WatchCore core, Py_ssize_t size, Py_ssize_t num_hits, bint met_pending
+) noexcept:
+    """Count a request that asks for so many blocks, and meet those before them."""
+    cdef Py_ssize_t index, num_before = 0 if core.before is None else len(core.before)
+    core.count_request(size, size - num_hits, met_pending, num_before + size)
+    if not core.begin(num_before + size):
+        return False
+    for index in range(num_before):
+        meet_key(core, core.before[index], BEFORE, ABSENT, FATE_UNKNOWN)
+    return True
+
+
+cdef void close_now(WatchCore core, uint64_t index) noexcept:
+    """Close a transfer that has ended; note how long a store took."""
+    cdef double requests = <double>(core.counters[REQUESTS] - core.transfers[index].request)
+    if core.transfers[index].kind == STORE:
+        core.lag = requests if core.lag < 0 else core.lag + (requests - core.lag) / LAG_STEPS
+    close_at(core, index)
 
 
 cdef void close_at(WatchCore core, uint64_t index) noexcept:

@@ -22,9 +22,10 @@ Part = tuple[int, int]
 
 #: A request in its session: what `OffloadingManager._met` returned at its beginning; the first
 #: position that it has stored, or its end if its stores have found nothing to store, or the former
-#: if it has made none; and the number of blocks, from the last of the prompt on, after each of
-#: which the session may go on.
-InSession = tuple[int, int, int]
+#: if it has made none; the number of blocks, from the last of the prompt on, after each of which
+#: the session may go on; and the first position of its first `prepare_store` that stored blocks,
+#: and the last of its last one, -1 for none.
+InSession = tuple[int, int, int, int, int]
 
 
 class Request(ABC, Generic[Spec_co]):
@@ -310,9 +311,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """Count the hints on a session; hints repeated at the end count once."""
         del hints
 
-    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        """Count the leading ready blocks of a request that began with hints, or a time."""
-        del hints, now
+    def _lookup_told(self, hashes: list[BlockHash], *told: Any) -> int:
+        """Count the leading ready blocks of a request with hints, a time, or blocks before."""
+        del told
         return self.lookup(hashes)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
@@ -476,9 +477,11 @@ class CallingRequest(Request[Spec_co]):
     """A request that calls its manager's methods: the Python twin, for any manager."""
 
     __slots__ = (
+        "_first",
         "_hashes",
         "_hints",
         "_is_finished",
+        "_last",
         "_loading",
         "_manager",
         "_met",
@@ -506,6 +509,7 @@ class CallingRequest(Request[Spec_co]):
         self._loading: list[Part] = []  # parts that it has pinned
         self._outdated: list[Part] = []  # parts that it had pinned when the manager was reset
         self._own: int | None = None  # first position that it has stored; see `InSession`
+        self._first = self._last = -1  # likewise
         self._resets = manager._skeleton._resets  # at its last call
         manager._begun(list(batch), hints, now)
         self._met = manager._skeleton._met(list(batch), 0)  # see `OffloadingManager._met`
@@ -518,9 +522,9 @@ class CallingRequest(Request[Spec_co]):
         self._require_open("lookup")
         start, _ = check_part(start, None, len(self._hashes))
         part = self._hashes[start:]
-        if self._hints is None and self._now is None:
+        if self._hints is None and self._now is None and not start:
             return self._manager.lookup(part)
-        return self._manager._lookup_told(part, self._hints, self._now)
+        return self._manager._lookup_told(part, self._hints, self._now, self._hashes[:start])
 
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return their slots."""
@@ -561,7 +565,11 @@ class CallingRequest(Request[Spec_co]):
         stored = [] if output is None else output.block_hashes_to_store
         self._note_resets()
         self._storing = self._storing + stored
-        self._note_own(start + part.index(stored[0]) if stored else len(self._hashes))
+        first = start + part.index(stored[0]) if stored else len(self._hashes)
+        self._note_own(first)
+        if stored:
+            self._first = first if self._last < 0 else self._first
+            self._last = start + part.index(stored[-1])
         return output
 
     def _note_own(self, first: int) -> None:
@@ -582,7 +590,7 @@ class CallingRequest(Request[Spec_co]):
             self._storing = []
             self._outdated += self._loading
             self._loading = []
-            self._met, self._own = 0, None
+            self._met, self._own, self._last = 0, None, -1
 
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Append more blocks, such as those of an answer, to the request, and use them."""
@@ -603,7 +611,8 @@ class CallingRequest(Request[Spec_co]):
             return
         self._note_resets()
         own = self._met if self._own is None else self._own
-        session = self._met, own, len(self._hashes) - max(0, self._prompt - 1)
+        num_last = len(self._hashes) - max(0, self._prompt - 1)
+        session = self._met, own, num_last, self._first, self._last
         self._manager._skeleton._finished(list(self._hashes), hints, now, session)
         self._is_finished = True
         if told is not None:

@@ -72,8 +72,8 @@ class ForwardingManager(OffloadingManager[Spec_co]):
     def _hinted(self, hints: Hints) -> None:
         self.manager._hinted(hints)
 
-    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        return self.manager._lookup_told(hashes, hints, now)
+    def _lookup_told(self, hashes: list[BlockHash], *told: Any) -> int:
+        return self.manager._lookup_told(hashes, *told)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         return self.manager._store_last(hashes)

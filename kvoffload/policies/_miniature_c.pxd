@@ -1,7 +1,7 @@
 """A miniature, compiled: see ``_miniature_py``."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 cimport numpy as cnp
 
@@ -46,10 +46,13 @@ cdef class Miniature:
     # Take the keys of a batch at these indexes, and ask for all; they stay the caller's.
     cdef void take(self, const Batch* asked, const uint32_t* indexes, Py_ssize_t size) noexcept
     # Serve the request that was taken; return the number of leading blocks that were ready. `last`
-    # is its hint at the end. Stores that began before the position `before` have ended.
+    # is its hint at the end. Stores that began before the position `before` have ended. It
+    # finds its own blocks ready when it finishes if its store ends `early`.
     cdef Py_ssize_t c_serve(
-        self, const Hint* hint, const Hint* last, bint ends, double position, double before
+        self, const Hint* hint, const Hint* last, bint ends, double position, double before,
+        bint early=*,
     ) noexcept
+    cdef void mark_own(self, int32_t ref_cnt) noexcept
     # Serve a row of a trace, whose numbers are set; return False if there is no memory.
     cdef bint serve_row(
         self, const Hint* hint, const Hint* last, bint is_told, double position, double before

@@ -10,7 +10,7 @@ Structure
 cimport cython
 from cpython.object cimport PyObject
 from libc.math cimport isnan
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 cimport numpy as cnp
@@ -96,7 +96,8 @@ cdef class Miniature:
         self.first, self.stop = 0, size
 
     cdef Py_ssize_t c_serve(
-        self, const Hint* hint, const Hint* last, bint ends, double position, double before
+        self, const Hint* hint, const Hint* last, bint ends, double position, double before,
+        bint early=False,
     ) noexcept:
         cdef CompiledPolicy policy = self.policy
         cdef Py_ssize_t num_hits
@@ -106,9 +107,11 @@ cdef class Miniature:
         policy.begin_request(&self.batch, hint)
         num_hits = self.ask()
         self.store(&self.batch, position, ends)
-        if before > position + 1.5:
-            self.end_stores(before)
+        if early:
+            self.mark_own(0)
         self.c_finish(last)
+        if early:
+            self.mark_own(-1)
         return num_hits
 
     cdef bint serve_row(
@@ -213,6 +216,12 @@ cdef class Miniature:
         self.not_admitted += <uint64_t>(num_missing - num_admitted)
         return num_admitted
 
+    cdef void mark_own(self, int32_t ref_cnt) noexcept:
+        """Let the policy see the blocks of the last store as ready, or as pending again."""
+        cdef Py_ssize_t index
+        for index in range(self.batch.num_chosen):
+            node_at(self.policy.table, self.batch.chosen[index]).block.ref_cnt = ref_cnt
+
     cdef void note_storing(self, uint32_t node_id, double position) noexcept:
         """Note a block that is being stored; there is room, maybe before the oldest."""
         cdef Storing* noted
@@ -243,14 +252,15 @@ cdef class Miniature:
 
     def serve(
         self, hashes, Py_ssize_t first, Py_ssize_t stop, hints, now, *,
-        double position, double before, bint waits=False, bint again=True,
+        double position, double before, bint waits=False, bint again=True, bint early=False,
     ):
         """Serve a request; return the number of leading blocks that were ready.
 
         It asks for the blocks from `first` to before `stop`. Stores that began before the position
-        `before` have ended, and if the request `waits`, those of its own blocks, too. The hints
-        count when it begins, and `again` when it finishes. If its session ends, it takes only free
-        slots and those of released blocks, and the caller releases its blocks.
+        `before` have ended, and if the request `waits`, those of its own blocks, too. It finishes
+        at once, and finds its blocks ready if its store ends `early`. The hints count when it
+        begins, and `again` when it finishes. If its session ends, it takes only free slots and
+        those of released blocks, and the caller releases its blocks.
         """
         cdef Hint said
         cdef const Hint* hint = self.policy.hint_of(hints, now, &said)
@@ -267,7 +277,7 @@ cdef class Miniature:
             self.end_stores(before)
             find_changed(self.policy.table, &self.batch)
             self.end_own(&self.batch)
-        num_hits = self.c_serve(hint, last, ends, position, before)
+        num_hits = self.c_serve(hint, last, ends, position, before, early)
         if self.no_memory:
             raise MemoryError()
         return num_hits

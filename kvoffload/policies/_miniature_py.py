@@ -64,14 +64,15 @@ class Miniature:
         before: float,
         waits: bool = False,
         again: bool = True,
+        early: bool = False,
     ) -> int:
         """Serve a request; return the number of leading blocks that were ready.
 
         It asks for the blocks from `first` to before `stop`. Stores that began before the position
-        `before` have ended, and if the request `waits`, those of its own blocks, too. Its own end
-        after it finishes, or before that if `before` is more than 1.5 behind it. The hints count
-        when it begins, and `again` when it finishes. If its session ends, it takes only free slots
-        and those of released blocks, and the caller releases its blocks.
+        `before` have ended, and if the request `waits`, those of its own blocks, too. It finishes
+        at once, and finds its blocks ready if its store ends `early`. The hints count when it
+        begins, and `again` when it finishes. If its session ends, it takes only free slots and
+        those of released blocks, and the caller releases its blocks.
         """
         ends = hints is not None and hints.ends
         self.end_stores(before)
@@ -80,9 +81,12 @@ class Miniature:
         self._begin(hashes, hints, now)
         num_hits = self._ask(hashes[first:stop])
         self._store(hashes, position, ends=ends)
-        if before > position + 1.5:
-            self.end_stores(before)
+        own = self._entered.values() if early else ()
+        for status in own:
+            status.ref_cnt = 0
         self.finish(hashes, None if ends or not again else hints, now)
+        for status in own:
+            status.ref_cnt = -1
         return num_hits
 
     def _begin(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from kvoffload import BlockHash, Hints, OffloadingManager
+from kvoffload import BlockHash, OffloadingManager
 from kvoffload.errors import describe, recorder_not_initialised
 from kvoffload.managers.forwarding import ForwardingManager
 from kvoffload.types import Spec_co
@@ -103,9 +103,9 @@ class TraceRecorder(ForwardingManager[Spec_co]):
         """Count the leading blocks that are ready, and record the request."""
         return self._lookup(hashes)
 
-    def _lookup_told(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> int:
-        found = super()._lookup_told(hashes, hints, now)
-        self.log.add(hashes, hints=hints)
+    def _lookup_told(self, hashes: list[BlockHash], *told: Any) -> int:
+        found = super()._lookup_told(hashes, *told)
+        self.log.add(hashes, hints=told[0])
         return found
 
     def close(self) -> None:

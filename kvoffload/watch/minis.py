@@ -17,9 +17,7 @@ Key = tuple[str, float]
 """The policy and the memory of a shadow."""
 
 AT_ONCE = -1.0
-"""The lag of stores that do not overlap, and end after their request finishes."""
-EARLY = -2.0
-"""The same where they end before."""
+"""The lag of stores that do not overlap."""
 
 BIAS = 0.0075
 """Possible error of a miniature of 512 slots that its quarters do not show; with n slots it is
@@ -79,18 +77,19 @@ class Miniatures:
         lag: float,
         *,
         waits: bool,
+        early: bool,
     ) -> None:
         """Serve a request with the miniature of a quarter, as an engine would.
 
         `position` is the request's among all. A store ends after `lag` more requests, or with its
         own if `lag` is negative; until then a lookup misses its blocks or, with `waits`, ends the
-        store.
+        store. The request finishes after that if its store ends `early`.
         """
         miniature = self.quarters[quarter]
         hashes, first, _, hints, now = request
         before = position - lag
         if first >= 0:
-            miniature.serve(*request, position=position, before=before, waits=waits)
+            miniature.serve(*request, position=position, before=before, waits=waits, early=early)
             return
         miniature.end_stores(before)
         if first == RELEASED:  # whatever this miniature would release

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kvoffload.managers._watching import SAMPLE_RANGE, WatchPlan
 
-from .minis import AT_ONCE, EARLY, Key, Miniatures, Totals
+from .minis import AT_ONCE, Key, Miniatures, Totals
 
 __all__ = ["IN_FLIGHT", "Shadows", "Window", "lru_misses", "overlapping"]
 
@@ -23,6 +23,8 @@ OVERLAPPING = 16
 """Number of such requests in a window from which LRU has miniatures."""
 LEAST_OVERLAPPING = 4
 """The same if their share is larger than `IN_FLIGHT`; fewer may be chance."""
+GOLDEN = 0.618034
+"""Its multiples spread requests whose stores end early evenly among the others."""
 OF_OVERLAP = ("requests", "met_pending", "refused", "long_requests")
 """The counters that tell whether stores overlap."""
 
@@ -134,8 +136,7 @@ class Shadows:
             self.minis.extend(self.lru)
         changes = begins or overlaps != self._overlaps
         self._overlaps = overlaps
-        lag = max(0.0, core.lag) if overlaps else EARLY if core.early > 0.5 else AT_ONCE
-        waits = overlaps and core.waits_for_stores
+        lag, waits = (max(0.0, core.lag), core.waits_for_stores) if overlaps else (AT_ONCE, False)
         taken = core.take_requests()
         num_steps = len(self.minis) * sum(len(each) for each in chain(*taken))
         share = max(1, 2 * num_steps // max(1, num_requests))
@@ -146,11 +147,14 @@ class Shadows:
             for after, requests in enumerate(stretches):
                 positions = [position + (index + 1) * step for index in range(len(requests))]
                 position += len(requests) * step
+                # An answer is collected by itself.
+                shares = (core.early if stop else core.early_answers for _, _, stop, *_ in requests)
+                early = [index * GOLDEN % 1.0 < each for index, each in enumerate(shares)]
                 for mini in self.minis:
                     if after:
                         mini.reset(quarter)
-                    for request, position in zip(requests, positions, strict=True):
-                        mini.feed(quarter, request, position, lag, waits=waits)
+                    for request, position, is_early in zip(requests, positions, early, strict=True):
+                        mini.feed(quarter, request, position, lag, waits=waits, early=is_early)
                         yield share
         if changes and (start or not self.plan.keeps_keys):
             if begins:

@@ -160,6 +160,7 @@ def test_requests_with_hints_and_events(
                     position=position,
                     before=before,
                     waits=waits,
+                    early=position % 3 == 0,
                 )
                 for each in pair.both
             ]

@@ -6,6 +6,7 @@ import gc
 import logging
 import random
 import threading
+from collections import deque
 from contextvars import Context
 from typing import Any
 
@@ -415,6 +416,41 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
         other = twin.CPUOffloadingManager(16, 200, "arc")
         hits = sum(serve_and_generate(other, *pair[::-1]) for pair in enumerate(documents))
         assert arc.hits / asked == pytest.approx(hits / asked, abs=0.005)
+
+
+@pytest.mark.parametrize("way", ["one end", "finish last", "answer late", "device"])
+def test_miniatures_and_lru_follow_the_calls_of_requests(twin, way):
+    def drive(manager: Any) -> float:
+        open_requests: deque[Any] = deque()
+        hits = 0
+        for index, hashes in enumerate(requests(3, 1_500)):
+            half = len(hashes) // 2
+            request = manager.begin(hashes)
+            hits += request.lookup(half if way == "device" and index % 3 else 0)
+            request.prepare_store(0, half if way == "one end" else len(hashes))
+            request.prepare_store()
+            open_requests.append(request)
+            if way == "answer late":
+                request.complete_store()
+                request.extend(block_hashes(*(10**6 + 100 * len(hashes) + i for i in range(9))))
+                request.prepare_store()
+            if way != "finish last":
+                request.finish()
+            if len(open_requests) > 3 * (way in ("one end", "finish last")):
+                request = open_requests.popleft()
+                request.complete_store()
+                request.finish()
+        return hits / manager.stats()["lookup_blocks"]
+
+    manager = whole(twin, 300, "arc", memory=(1,), policies=("slru",))
+    drive(manager)
+    manager.watch.report()
+    for mini in manager.watch._shadows.minis:
+        if mini.memory == 1:
+            (found,) = mini.quarters
+            true = drive(twin.CPUOffloadingManager(16, 300, mini.policy))
+            assert found.hits / found.asked == pytest.approx(true, abs=0.01)
+    assert manager.watch._core.overall()["open"] <= 6  # of three requests
 
 
 def test_stores_refused_for_want_of_room_mark_the_points(twin):
