@@ -326,7 +326,8 @@ class Manager(ManagerViews[Spec_co]):
             status = find(block_hash)
             if status is not None and status.ref_cnt < 0:
                 pending[block_hash] = status
-        ids = [pending[key].block_id if key in pending else -1 for key in batch]
+        watched = batch if self._watch is not None else ()
+        ids = [pending[key].block_id if key in pending else -1 for key in watched]
         if success:
             for status in pending.values():
                 status.ref_cnt = 0
