@@ -149,21 +149,14 @@ def test_a_recorder_does_what_its_manager_does_and_each_lookup_is_a_row(path, se
     assert recorder.log.dropped_requests == 0
 
 
-def test_ids_are_salted_anew_and_hold_nothing_of_the_hash(path, tmp_path):
-    other = path.with_name("other" + path.suffix)
-    for where in (path, other):
-        with TraceRecorder(CPUOffloadingManager(16, 9), where) as recorder:
-            recorder.lookup(HASHES)
-    assert set(recorded(path)[0]).isdisjoint(recorded(other)[0])
-    assert all(len(str(hash_id)) == 16 for hash_id in recorded(path)[0])
-
-
-def test_a_file_that_is_there_is_kept_as_the_previous_one(path):
-    for hashes in (HASHES[:1], HASHES[:2]):
+def test_a_file_that_is_there_is_kept_as_the_previous_one_and_ids_are_salted_anew(path):
+    for hashes in (HASHES[:7], HASHES):
         with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
             recorder.lookup(hashes)
-    assert [len(ids) for ids in recorded(path)] == [2]
-    assert [len(ids) for ids in recorded(recorder.log.previous_path)] == [1]
+    (previous,), (ids,) = recorded(recorder.log.previous_path), recorded(path)
+    assert (len(previous), len(ids)) == (7, 8)
+    assert set(ids).isdisjoint(previous)
+    assert all(len(str(hash_id)) == 16 for hash_id in ids), "they hold nothing of the hash"
     assert recorder.log.previous_path.name.startswith("trace-previous.jsonl.")
 
 
@@ -375,24 +368,20 @@ for number in range(10**9):
     assert len(recorded(path)) > 100
 
 
-def test_a_request_that_no_other_follows_is_written_soon(path, monkeypatch):
-    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 10_000)
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        recorder.lookup(HASHES)
-        wait_until(lambda: path.stat().st_size)
-        assert [len(ids) for ids in recorded(path)] == [8]
-
-
-def test_requests_that_follow_one_another_share_a_frame(path, monkeypatch):
-    monkeypatch.setattr(request_log, "IDLE_SECONDS", 10_000)
+def test_requests_that_follow_one_another_share_a_frame_and_the_last_is_written_soon(
+    path, monkeypatch
+):
     monkeypatch.setattr(request_log, "FLUSH_SECONDS", 10_000)
     monkeypatch.setattr(request_log, "POLL_SECONDS", 0.001)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        for _ in range(5):
-            recorder.lookup(HASHES)
-            time.sleep(0.01)
-        assert not path.stat().st_size
-    assert len(recorded(path)) == 5
+        with monkeypatch.context() as patch:
+            patch.setattr(request_log, "IDLE_SECONDS", 10_000)
+            for _ in range(5):
+                recorder.lookup(HASHES)
+                time.sleep(0.01)
+            assert not path.stat().st_size
+        wait_until(lambda: path.stat().st_size)
+        assert len(recorded(path)) == 5
 
 
 def test_what_waits_is_written_when_the_interpreter_ends(path):
@@ -478,11 +467,6 @@ def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeyp
         recorded(path)
 
 
-def ended(thread):
-    thread.join(300)
-    return not thread.is_alive()
-
-
 def open_files():
     folder = Path("/proc/self/fd")
     if not folder.exists():
@@ -490,34 +474,26 @@ def open_files():
     return {file.readlink() for file in folder.iterdir() if file.is_symlink()}
 
 
-@pytest.mark.parametrize("in_a_cycle", [False, True])
-def test_a_recorder_that_is_dropped_writes_what_waits_and_leaves_no_thread_and_no_file(
-    path, in_a_cycle
-):
+@pytest.mark.parametrize("kept", ["nothing", "itself", "its lookup"])
+def test_a_recorder_that_is_dropped_writes_what_waits_and_leaves_no_thread_and_no_file(path, kept):
     recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
     recorder.lookup(HASHES)
     thread, log = recorder.log._thread, weakref.ref(recorder.log)
     assert path in open_files()
-    if in_a_cycle:
+    if kept == "itself":
         recorder.myself = recorder
+    lookup = recorder.lookup if kept == "its lookup" else None
     del recorder
     gc.collect()
-    assert ended(thread)
+    if lookup is not None:  # it goes on
+        lookup(HASHES)
+    del lookup
+    thread.join(300)
+    assert not thread.is_alive()
     assert path not in open_files()
-    assert [len(ids) for ids in recorded(path)] == [8]
+    assert [len(ids) for ids in recorded(path)] == [8] * (1 + (kept == "its lookup"))
     gc.collect()
     assert log() is None
-
-
-def test_a_recorder_of_which_only_the_lookup_is_kept_goes_on(path):
-    recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
-    lookup, thread = recorder.lookup, recorder.log._thread
-    del recorder
-    gc.collect()
-    lookup(HASHES)
-    del lookup
-    assert ended(thread)
-    assert [len(ids) for ids in recorded(path)] == [8]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -564,69 +540,49 @@ def test_a_link_stays_and_the_file_that_it_names_is_recorded_to_with_its_mode(pa
     assert list(path.parent.iterdir()) in ([folder, path], [path, folder])
 
 
-class Handler(logging.Handler):
-    """A handler that calls a function with each record."""
-
-    def __init__(self, act):
-        super().__init__()
-        self.act, self.seen = act, []
-
-    def emit(self, record):
-        self.seen.append((record.getMessage(), threading.current_thread().name))
-        self.act()
-
-
-@pytest.fixture
-def handled():
-    """Install a handler of the recorder's messages that does not catch exceptions."""
-    logger, handlers = logging.getLogger("kvoffload.traces.request_log"), []
-
-    def install(act):
-        handlers.append(Handler(act))
-        logger.addHandler(handlers[-1])
-        return handlers[-1].seen
-
-    yield install
-    for handler in handlers:
-        logger.removeHandler(handler)
+def handle(monkeypatch, emit):
+    """Have a handler of the recorder's messages that does not catch exceptions."""
+    handler = logging.Handler()
+    handler.emit = emit
+    logger = logging.getLogger("kvoffload.traces.request_log")
+    monkeypatch.setattr(logger, "handlers", [handler])
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_close_may_be_called_from_a_handler_of_the_log(path, monkeypatch, handled):
+def test_close_may_be_called_from_a_handler_of_the_log(path, monkeypatch):
     monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
     path.symlink_to("/dev/full")
     recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
-    faults = []
+    seen = []
 
-    def close():
+    def close(record):
+        seen.append(record.getMessage())
         try:
             recorder.close()
         except RuntimeError as error:
-            faults.append(error)
+            seen.append(error)
 
-    seen = handled(close)
+    handle(monkeypatch, close)
     recorder.lookup(HASHES)
     wait_until(lambda: not recorder.log.recording)
     assert [recorder.lookup(HASHES) for _ in range(5)] == [0] * 5
     recorder.close()
-    assert [message for message, _ in seen] == [
-        f"{path}: recording stopped: [Errno 28] No space left on device"
-    ]
-    assert faults == []
+    assert seen == [f"{path}: recording stopped: [Errno 28] No space left on device"]
     assert not recorder.log._thread.is_alive()
 
 
-def test_a_handler_of_the_log_that_raises_reaches_nobody(path, monkeypatch, handled):
+def test_a_handler_of_the_log_that_raises_reaches_nobody(path, monkeypatch):
     monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
+    seen = []
 
-    def fail():
+    def fail(record):
+        seen.append(threading.current_thread().name)
         raise RuntimeError("the handler is broken")
 
-    seen = handled(fail)
+    handle(monkeypatch, fail)
     with TraceRecorder(AnyManager(), path) as recorder:
         for _ in range(50):
             recorder.lookup(HASHES * 5)  # too many at a time
         recorder.lookup([Unhashable()])
         assert recorder.lookup(HASHES) == 8
-    assert len(seen) == 2
-    assert {thread for _, thread in seen} == {"kvoffload-recorder"}, "not the engine's"
+    assert seen == ["kvoffload-recorder"] * 2, "not the engine's"
