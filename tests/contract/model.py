@@ -6,16 +6,12 @@ question is answered by going through all of them; which block leaves, `tests.po
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from kvoffload import (
-    BlockHash,
-    BlockNotFoundError,
-    BlockNotPinnedError,
-    BlockNotReadyError,
-)
+from kvoffload import BlockHash, BlockNotFoundError, BlockNotPinnedError, BlockNotReadyError
 from tests.policies.models import PolicyModel
 
 PENDING = -1
@@ -114,7 +110,7 @@ class ManagerModel:
     releases: bool = True  # whether its policy lets released blocks leave first
     rows: list[Row] = field(default_factory=list)
     events: list[tuple[list[BlockHash], bool]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     allocated: list[list[BlockHash]] = field(default_factory=list)  # by each store
     resets: int = 0
 
@@ -124,9 +120,6 @@ class ManagerModel:
     def ref_cnt(self, block: BlockHash) -> int:
         (found,) = [row.pins for row in self.rows if row.block == block]
         return found
-
-    def count(self, name: str, number: int) -> None:
-        self.counts[name] = self.counts.get(name, 0) + number
 
     def row(self, block: BlockHash) -> Row | None:
         found = [row for row in self.rows if row.block == block]
@@ -194,9 +187,9 @@ class ManagerModel:
         hits = 0
         while hits < len(batch) and batch[hits] in ready:
             hits += 1
-        self.count("lookups", 1)
-        self.count("lookup_blocks", len(batch))
-        self.count("hit_blocks", hits)
+        self.counts["lookups"] += 1
+        self.counts["lookup_blocks"] += len(batch)
+        self.counts["hit_blocks"] += hits
         return hits
 
     def touch(self, batch: list[BlockHash], counts: bool = True) -> None:
@@ -213,7 +206,7 @@ class ManagerModel:
         for row in [row for block in batch for row in self.rows if row.block == block]:
             row.pins += 1
             slots.append(row.slot)
-        self.count("loaded_blocks", len(batch))
+        self.counts["loaded_blocks"] += len(batch)
         return slots
 
     def complete_load(self, batch: list[BlockHash]) -> None:
@@ -237,12 +230,12 @@ class ManagerModel:
         if is_last:  # only released blocks leave for it
             idle = [row.block for row in self.rows if row.pins == 0 and row.block not in batch]
             able = len([block for block in self.policy.released if block in idle])
-            self.count("not_admitted", max(0, short - able))
+            self.counts["not_admitted"] += max(0, short - able)
             missing = missing[: len(missing) - max(0, short - able)]
             short = min(short, able)
         victims = self.policy.evict(short, batch)
         if victims is None:
-            self.count("refused_stores", 1)
+            self.counts["refused_stores"] += 1
             return None
         for block in victims:
             row = self.row(block)
@@ -255,8 +248,8 @@ class ManagerModel:
             self.rows.append(Row(block, slot))
             self.policy.enter(block)
         self.emit(victims, True)
-        self.count("evicted_blocks", len(victims))
-        self.count("stored_blocks", len(missing))
+        self.counts["evicted_blocks"] += len(victims)
+        self.counts["stored_blocks"] += len(missing)
         return missing, slots, victims
 
     def complete_store(self, batch: list[BlockHash], success: bool = True) -> None:
@@ -272,7 +265,7 @@ class ManagerModel:
                 self.rows.remove(row)
                 self.policy.leave(block)
                 self.pool.give_back(row.slot)
-                self.count("failed_blocks", 1)
+                self.counts["failed_blocks"] += 1
         self.emit(became_idle, False)
 
     def take_events(self) -> list[tuple[list[BlockHash], bool]]:

@@ -28,6 +28,9 @@ class PolicyModel:
     """
 
     share = 0.0
+    lists: tuple[str, ...] = ("blocks",)  # their names; a reset frees slots in this order
+    ghost_lists: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()  # what else can be seen of the policy
 
     def __init__(
         self, capacity: int, ref_cnt: Callable[[BlockHash], int], share: float | None = None
@@ -38,24 +41,27 @@ class PolicyModel:
 
     def clear(self) -> None:
         self.released: Blocks = []
+        for name in self.lists + self.ghost_lists:
+            setattr(self, name, [])
 
     def resident(self) -> Blocks:
-        """Return the blocks, in the order in which a reset frees their slots."""
-        raise NotImplementedError
+        return [block for name in self.lists for block in getattr(self, name)]
 
     def num_ghosts(self) -> int:
-        return 0
+        return sum(len(getattr(self, name)) for name in self.ghost_lists)
 
     def views(self) -> dict[str, object]:
         """Return what attributes of the policy show."""
-        raise NotImplementedError
+        names = self.lists + self.ghost_lists + self.figures
+        return {name: getattr(self, name) for name in names}
 
     def enter(self, block: BlockHash) -> None:
         raise NotImplementedError
 
     def remove(self, block: BlockHash) -> None:
         """Forget a block."""
-        raise NotImplementedError
+        name = next(name for name in self.lists if block in getattr(self, name))
+        getattr(self, name).remove(block)
 
     def leave(self, block: BlockHash) -> None:
         self.remove(block)
@@ -106,54 +112,29 @@ class PolicyModel:
 class RecencyModel(PolicyModel):
     """LRU: one list."""
 
-    def clear(self) -> None:
-        super().clear()
-        self.order: Blocks = []
-
-    def resident(self) -> Blocks:
-        return self.order
-
-    def views(self) -> dict[str, object]:
-        return {"blocks": self.order}
-
     def enter(self, block: BlockHash) -> None:
-        self.order.append(block)
-
-    def remove(self, block: BlockHash) -> None:
-        self.order.remove(block)
+        self.blocks.append(block)
 
     def use(self, batch: Blocks, counts: bool) -> None:
         for block in reversed(batch):
-            if block in self.order:
-                self.order.remove(block)
-                self.order.append(block)
+            if block in self.blocks:
+                self.blocks.remove(block)
+                self.blocks.append(block)
 
 
 class SegmentedModel(PolicyModel):
     """SLRU: blocks seen once, and blocks seen again, which have a share of the capacity."""
 
     share = 0.5
+    lists = ("probation", "protected")
+    figures = ("protected_size",)
 
-    def clear(self) -> None:
-        super().clear()
-        self.probation: Blocks = []
-        self.protected: Blocks = []
-
-    def resident(self) -> Blocks:
-        return self.probation + self.protected
-
-    def views(self) -> dict[str, object]:
-        return {
-            "probation": self.probation,
-            "protected": self.protected,
-            "protected_size": self.size,
-        }
+    @property
+    def protected_size(self) -> int:
+        return self.size
 
     def enter(self, block: BlockHash) -> None:
         self.probation.append(block)
-
-    def remove(self, block: BlockHash) -> None:
-        (self.probation if block in self.probation else self.protected).remove(block)
 
     def use(self, batch: Blocks, counts: bool) -> None:
         goes_on = False  # a later block of the chain is protected
@@ -178,7 +159,7 @@ class FrequencyModel(RecencyModel):
         self.age = 0
 
     def resident(self) -> Blocks:
-        return sorted(self.order, key=self.priorities.__getitem__)
+        return sorted(self.blocks, key=self.priorities.__getitem__)
 
     def views(self) -> dict[str, object]:
         return {"age": self.age}
@@ -191,7 +172,7 @@ class FrequencyModel(RecencyModel):
     def use(self, batch: Blocks, counts: bool) -> None:
         super().use(batch, counts)
         for block in batch:
-            if block in self.order:
+            if block in self.blocks:
                 if counts and self.ref_cnt(block) >= 0:
                     self.counts[block] = min(15, self.counts[block] + 1)
                 self.priorities[block] = self.age + self.counts[block]
@@ -199,7 +180,7 @@ class FrequencyModel(RecencyModel):
     def let_go(self, victims: Blocks, num_released: int, asked: Collection[BlockHash]) -> None:
         super().let_go(victims, num_released, asked)
         if len(victims) > num_released:  # some have left in their turn
-            others = [self.priorities[block] for block in self.order]
+            others = [self.priorities[block] for block in self.blocks]
             self.age = min([self.priorities[victims[-1]], *others])
 
 
@@ -207,30 +188,14 @@ class AdaptiveModel(PolicyModel):
     """ARC as vLLM has it: four lists and a target."""
 
     classic = False
+    lists = ("t1", "t2")
+    ghost_lists = ("b1", "b2")
+    figures = ("target_t1_size",)
 
     def clear(self) -> None:
         super().clear()
-        self.t1: Blocks = []
-        self.t2: Blocks = []
-        self.b1: Blocks = []
-        self.b2: Blocks = []
-        self.target = 0.0
+        self.target_t1_size = 0.0
         self.counted: Blocks = []  # ghosts of the published policy whose return was counted
-
-    def resident(self) -> Blocks:
-        return self.t1 + self.t2
-
-    def num_ghosts(self) -> int:
-        return len(self.b1) + len(self.b2)
-
-    def views(self) -> dict[str, object]:
-        return {
-            "t1": self.t1,
-            "t2": self.t2,
-            "b1": self.b1,
-            "b2": self.b2,
-            "target_t1_size": self.target,
-        }
 
     def enter(self, block: BlockHash) -> None:
         is_back = self.classic and block in self.b1 + self.b2
@@ -242,18 +207,15 @@ class AdaptiveModel(PolicyModel):
         (self.t2 if is_back else self.t1).append(block)
         self.forget()
 
-    def remove(self, block: BlockHash) -> None:
-        (self.t1 if block in self.t1 else self.t2).remove(block)
-
     def return_of(self, ghost: BlockHash) -> None:
         """Adapt the target to the return of a ghost; once, as published."""
         b1, b2 = len(self.b1), len(self.b2)
         if ghost in self.counted:
             return
         if ghost in self.b1:
-            self.target = min(self.target + max(1.0, b2 / b1), float(self.capacity))
+            self.target_t1_size = min(self.target_t1_size + max(1.0, b2 / b1), float(self.capacity))
         else:
-            self.target = max(self.target - max(1.0, b1 / b2), 0.0)
+            self.target_t1_size = max(self.target_t1_size - max(1.0, b1 / b2), 0.0)
         if self.classic:
             self.counted.append(ghost)
 
@@ -273,7 +235,7 @@ class AdaptiveModel(PolicyModel):
     def next_victim(self, able: Callable[[Blocks], Blocks], victims: Blocks) -> BlockHash:
         size = len([block for block in self.t1 if block not in victims])
         size += len(victims) if self.classic else 1  # what takes their places is in T1
-        gives = size > int(self.target)
+        gives = size > int(self.target_t1_size)
         first, second = (self.t1, self.t2) if gives else (self.t2, self.t1)
         return (able(first) + able(second))[0]
 
@@ -304,34 +266,32 @@ class PublishedAdaptiveModel(AdaptiveModel):
 class SieveModel(PolicyModel):
     """SIEVE: one queue, marks, and a hand that goes from old to new."""
 
+    figures = ("hand",)
+
     def clear(self) -> None:
         super().clear()
-        self.queue: Blocks = []
         self.visited: set[BlockHash] = set()
         self.place = 0  # of the hand
         self.newest: BlockHash | None = None
 
-    def resident(self) -> Blocks:
-        return self.queue
-
-    def views(self) -> dict[str, object]:
-        hand = self.queue[self.place] if self.place < len(self.queue) else None
-        return {"blocks": self.queue, "hand": hand}
+    @property
+    def hand(self) -> BlockHash | None:
+        return self.blocks[self.place] if self.place < len(self.blocks) else None
 
     def enter(self, block: BlockHash) -> None:
-        self.queue.append(block)
+        self.blocks.append(block)
         self.newest = block
 
     def remove(self, block: BlockHash) -> None:
-        self.place -= self.queue.index(block) < self.place
-        self.queue.remove(block)
+        self.place -= self.blocks.index(block) < self.place
+        super().remove(block)
         self.visited.discard(block)
 
     def use(self, batch: Blocks, counts: bool) -> None:
         for block in reversed(batch):
-            if block in self.queue and self.ref_cnt(block) >= 0:
+            if block in self.blocks and self.ref_cnt(block) >= 0:
                 self.visited.add(block)
-            elif block in self.queue:
+            elif block in self.blocks:
                 is_visited = block in self.visited
                 self.remove(block)
                 self.enter(block)
@@ -339,8 +299,8 @@ class SieveModel(PolicyModel):
 
     def next_victim(self, able: Callable[[Blocks], Blocks], victims: Blocks) -> BlockHash:
         while True:
-            self.place %= len(self.queue)
-            block = self.queue[self.place]
+            self.place %= len(self.blocks)
+            block = self.blocks[self.place]
             self.place += 1
             if able([block]):
                 if block not in self.visited:
@@ -348,7 +308,7 @@ class SieveModel(PolicyModel):
                 self.visited.remove(block)
 
     def let_go(self, victims: Blocks, num_released: int, asked: Collection[BlockHash]) -> None:
-        is_last = self.place > 0 and self.queue[self.place - 1] == self.newest
+        is_last = self.place > 0 and self.blocks[self.place - 1] == self.newest
         if len(victims) > num_released and is_last:
             self.place = 0
         super().let_go(victims, num_released, asked)
@@ -358,29 +318,19 @@ class S3FIFOModel(PolicyModel):
     """S3-FIFO on chains: two queues, ghosts, and which block is behind which."""
 
     share = 0.1  # of small
+    lists = ("small", "main")
+    ghost_lists = ("ghosts",)
+    figures = ("small_size",)
 
     def clear(self) -> None:
         super().clear()
-        self.small: Blocks = []
-        self.main: Blocks = []
-        self.ghosts: Blocks = []
         self.counts: dict[BlockHash, int] = {}
         self.before: dict[BlockHash, BlockHash | None] = {}
         self.depth: dict[BlockHash, int] = {}
 
-    def resident(self) -> Blocks:
-        return self.small + self.main
-
-    def num_ghosts(self) -> int:
-        return len(self.ghosts)
-
-    def views(self) -> dict[str, object]:
-        return {
-            "small": self.small,
-            "main": self.main,
-            "ghosts": self.ghosts,
-            "small_size": self.size,
-        }
+    @property
+    def small_size(self) -> int:
+        return self.size
 
     def enter(self, block: BlockHash) -> None:
         (self.main if block in self.ghosts else self.small).append(block)
@@ -389,7 +339,7 @@ class S3FIFOModel(PolicyModel):
         self.before[block] = None
 
     def remove(self, block: BlockHash) -> None:
-        (self.small if block in self.small else self.main).remove(block)
+        super().remove(block)
         self.before = {
             other: None if before == block else before
             for other, before in self.before.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -100,194 +100,139 @@ def test_a_sketch_is_bounded_and_its_indexes_cannot_be_predicted() -> None:
 # -- against textbook versions -------------------------------------------------------------------
 
 
-class Textbook:
-    """A cache of single blocks."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.time = 0
-        self.begin()
-
-    def begin(self) -> None: ...
-
-    def ask(self, block: int) -> bool:
-        """Ask for a block; return whether it was there."""
-        raise NotImplementedError
+# Each takes a capacity and what is asked for, and says of each block whether it was there.
 
 
-class TextbookFIFO(Textbook):
-    def begin(self) -> None:
-        self.blocks: deque[int] = deque()
-
-    def ask(self, block: int) -> bool:
-        if block in self.blocks:
-            return True
-        if len(self.blocks) == self.capacity:
-            self.blocks.popleft()
-        self.blocks.append(block)
-        return False
+def textbook_fifo(capacity: int, asked: list[int]) -> Iterator[bool]:
+    blocks: deque[int] = deque(maxlen=capacity)
+    for block in asked:
+        yield block in blocks
+        if block not in blocks:
+            blocks.append(block)
 
 
-class TextbookCLOCK(Textbook):
+def textbook_clock(capacity: int, asked: list[int]) -> Iterator[bool]:
     """A circle of frames, and a hand."""
-
-    def begin(self) -> None:
-        self.frames: list[int | None] = [None] * self.capacity
-        self.used = [False] * self.capacity
-        self.hand = 0
-
-    def ask(self, block: int) -> bool:
-        if block in self.frames:
-            self.used[self.frames.index(block)] = True
-            return True
-        while self.used[self.hand]:
-            self.used[self.hand] = False
-            self.hand = (self.hand + 1) % self.capacity
-        self.frames[self.hand] = block
-        self.hand = (self.hand + 1) % self.capacity
-        return False
+    frames: list[int | None] = [None] * capacity
+    used = [False] * capacity
+    hand = 0
+    for block in asked:
+        yield block in frames
+        if block in frames:
+            used[frames.index(block)] = True
+            continue
+        while used[hand]:
+            used[hand] = False
+            hand = (hand + 1) % capacity
+        frames[hand] = block
+        hand = (hand + 1) % capacity
 
 
-class TextbookTwoQ(Textbook):
-    def begin(self) -> None:
-        self.a1in: deque[int] = deque()
-        self.a1out: deque[int] = deque()
-        self.am: OrderedDict[int, None] = OrderedDict()
-
-    def ask(self, block: int) -> bool:
-        if block in self.am:
-            self.am.move_to_end(block)
-            return True
-        if block in self.a1in:
-            return True
-        returns = block in self.a1out  # before room is made, which may forget it
-        if len(self.a1in) + len(self.am) == self.capacity:
-            if len(self.a1in) > self.capacity // 4 or not self.am:
-                self.a1out.append(self.a1in.popleft())
-                if len(self.a1out) > self.capacity // 2:
-                    self.a1out.popleft()
+def textbook_2q(capacity: int, asked: list[int]) -> Iterator[bool]:
+    a1in: deque[int] = deque()
+    a1out: deque[int] = deque(maxlen=capacity // 2)
+    am: OrderedDict[int, None] = OrderedDict()
+    for block in asked:
+        yield block in am or block in a1in
+        if block in am:
+            am.move_to_end(block)
+        if block in am or block in a1in:
+            continue
+        returns = block in a1out  # before room is made, which may forget it
+        if len(a1in) + len(am) == capacity:
+            if len(a1in) > capacity // 4 or not am:
+                a1out.append(a1in.popleft())
             else:
-                self.am.popitem(last=False)
-        if block in self.a1out:
-            self.a1out.remove(block)
+                am.popitem(last=False)
+        if block in a1out:
+            a1out.remove(block)
         if returns:
-            self.am[block] = None
+            am[block] = None
         else:
-            self.a1in.append(block)
-        return False
+            a1in.append(block)
 
 
-class TextbookLRU2(Textbook):
-    remembered = 1.0  # blocks that left, as a share of the capacity
-
-    def begin(self) -> None:
-        self.blocks: set[int] = set()
-        self.history: dict[int, list[int]] = {}
-        self.left: deque[int] = deque()
-
-    def ask(self, block: int) -> bool:
-        self.time += 1
-        hit = block in self.blocks
-        if not hit:
-            past = self.history.get(block)  # before room is made, which may forget it
-            if len(self.blocks) == self.capacity:
-                victim = min(
-                    self.blocks, key=lambda b: (([0] + self.history[b])[-2], self.time_of(b))
-                )
-                self.blocks.remove(victim)
-                self.left.append(victim)
-                if len(self.left) > self.remembered * self.capacity:
-                    del self.history[self.left.popleft()]
-            if block in self.left:
-                self.left.remove(block)
+def textbook_lru_2(capacity: int, asked: list[int], remembered: float = 1.0) -> Iterator[bool]:
+    """With blocks remembered that left, as a share of the capacity."""
+    blocks: set[int] = set()
+    history: dict[int, list[int]] = {}
+    left: deque[int] = deque()
+    for time, block in enumerate(asked, start=1):
+        yield block in blocks
+        if block not in blocks:
+            past = history.get(block)  # before room is made, which may forget it
+            if len(blocks) == capacity:
+                victim = min(blocks, key=lambda b: ([0] + history[b])[-2:])
+                blocks.remove(victim)
+                left.append(victim)
+                if len(left) > remembered * capacity:
+                    del history[left.popleft()]
+            if block in left:
+                left.remove(block)
             if past is not None:
-                self.history[block] = past
-            self.blocks.add(block)
-        self.history.setdefault(block, []).append(self.time)
-        return hit
-
-    def time_of(self, block: int) -> int:
-        return self.history[block][-1]
+                history[block] = past
+            blocks.add(block)
+        history.setdefault(block, []).append(time)
 
 
-class TextbookLRU2WithoutHistory(TextbookLRU2):
-    remembered = 0.0
+def textbook_gdsf(capacity: int, asked: list[int]) -> Iterator[bool]:
+    counts: Counter[int] = Counter()
+    rank: dict[int, tuple[int, int]] = {}
+    age = 0
+    for time, block in enumerate(asked):
+        yield block in rank
+        if block not in rank and len(rank) == capacity:
+            victim = min(rank, key=rank.__getitem__)
+            age, _ = rank.pop(victim)
+            del counts[victim]
+        counts[block] += 1
+        rank[block] = (age + counts[block], time)
 
 
-class TextbookGDSF(Textbook):
-    def begin(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.rank: dict[int, tuple[int, int]] = {}
-        self.age = 0
-
-    def ask(self, block: int) -> bool:
-        self.time += 1
-        hit = block in self.rank
-        if not hit and len(self.rank) == self.capacity:
-            victim = min(self.rank, key=self.rank.__getitem__)
-            self.age, _ = self.rank.pop(victim)
-            del self.counts[victim]
-        self.counts[block] = self.counts.get(block, 0) + 1
-        self.rank[block] = (self.age + self.counts[block], self.time)
-        return hit
-
-
-class TextbookWTinyLFU(Textbook):
+def textbook_w_tiny_lfu(capacity: int, asked: list[int]) -> Iterator[bool]:
     """With exact counts: the keys are few, so that the sketch has hardly a collision."""
-
-    def begin(self) -> None:
-        self.window: OrderedDict[int, None] = OrderedDict()
-        self.probation: OrderedDict[int, None] = OrderedDict()
-        self.protected: OrderedDict[int, None] = OrderedDict()
-        self.counts: Counter[int] = Counter()
-        self.added = 0
-        self.window_size = max(1, self.capacity // 100)
-        self.main_size = self.capacity - self.window_size
-
-    def count(self, block: int) -> None:
-        self.counts[block] = min(15, self.counts[block] + 1)
-        self.added += 1
-        if self.added == 10 * self.capacity:
-            for each in self.counts:
-                self.counts[each] //= 2
-            self.added //= 2
-
-    def ask(self, block: int) -> bool:
-        self.count(block)
-        if block in self.window:
-            self.window.move_to_end(block)
-        elif block in self.protected:
-            self.protected.move_to_end(block)
-        elif block in self.probation:
-            del self.probation[block]
-            self.protected[block] = None
-            if len(self.protected) > 0.8 * self.main_size:
-                self.probation[self.protected.popitem(last=False)[0]] = None
+    window, probation, protected = (OrderedDict[int, None]() for _ in range(3))
+    counts: Counter[int] = Counter()
+    added = 0
+    window_size = max(1, capacity // 100)
+    main_size = capacity - window_size
+    for block in asked:
+        counts[block] = min(15, counts[block] + 1)
+        added += 1
+        if added == 10 * capacity:
+            for each in counts:
+                counts[each] //= 2
+            added //= 2
+        yield block in window or block in protected or block in probation
+        if block in window:
+            window.move_to_end(block)
+        elif block in protected:
+            protected.move_to_end(block)
+        elif block in probation:
+            del probation[block]
+            protected[block] = None
+            if len(protected) > 0.8 * main_size:
+                probation[protected.popitem(last=False)[0]] = None
         else:
-            self.store(block)
-            return False
-        return True
-
-    def store(self, block: int) -> None:
-        if len(self.window) == self.window_size:
-            candidate, _ = self.window.popitem(last=False)
-            main = self.probation or self.protected
-            if len(self.probation) + len(self.protected) < self.main_size:
-                self.probation[candidate] = None
-            elif self.counts[candidate] > self.counts[next(iter(main))]:
-                main.popitem(last=False)
-                self.probation[candidate] = None
-        self.window[block] = None
+            if len(window) == window_size:
+                candidate, _ = window.popitem(last=False)
+                main = probation or protected
+                if len(probation) + len(protected) < main_size:
+                    probation[candidate] = None
+                elif counts[candidate] > counts[next(iter(main))]:
+                    main.popitem(last=False)
+                    probation[candidate] = None
+            window[block] = None
 
 
 TEXTBOOKS = {
-    "FIFO": TextbookFIFO,
-    "CLOCK": TextbookCLOCK,
-    "TwoQ": TextbookTwoQ,
-    "LRUK": TextbookLRU2,
-    "LRUK without history": TextbookLRU2WithoutHistory,
-    "GDSF": TextbookGDSF,
-    "WTinyLFU": TextbookWTinyLFU,
+    "FIFO": textbook_fifo,
+    "CLOCK": textbook_clock,
+    "TwoQ": textbook_2q,
+    "LRUK": textbook_lru_2,
+    "LRUK without history": partial(textbook_lru_2, remembered=0.0),
+    "GDSF": textbook_gdsf,
+    "WTinyLFU": textbook_w_tiny_lfu,
 }
 
 
@@ -314,11 +259,10 @@ def test_it_hits_what_the_textbook_version_hits(name: str, capacity: int) -> Non
     asked = single_blocks(capacity, 3000)
     make = MAKE.get(name, partial(LRUK, history=0.0))
     manager = CPUOffloadingManager(16, capacity, make(cache_capacity=capacity))
-    textbook = TEXTBOOKS[name](capacity)
     log = run((Request(0, 0, 0, (block,)) for block in asked), manager).log
     assert log is not None
     found = (log["host"] == 1).tolist()
-    expected = [textbook.ask(block) for block in asked]
+    expected = list(TEXTBOOKS[name](capacity, asked))
     assert 300 < sum(expected) < 2900
     differing = [
         place for place, pair in enumerate(zip(found, expected, strict=True)) if len({*pair}) > 1
