@@ -30,11 +30,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
+from urllib.parse import parse_qsl
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.replay import Configuration
 from kvoffload.traces import Request
 
+PLACES = ("device", "host", "tier")
 SECOND = 10**9  # ns
 MILLISECOND = 10**6  # ns
 
@@ -57,8 +59,7 @@ class Row:
     wait: int | None  # think, or the whole recorded gap; None for the first of a session
     after: Row | None = None  # the session's next row
     engine: int = -1
-    promised: Fraction = Fraction(0)  # tokens, expected of the router `cost`
-    expected: int = 0  # ns, expected of the router `earliest`
+    expected: Fraction | int = 0  # tokens of the router `cost`, ns of the router `earliest`
     device_hits: int = 0
     host_hits: int = 0
     tier_hits: int = 0
@@ -85,16 +86,6 @@ class Lru:
             self.order[block] = None
         while self.bound and len(self.order) > self.bound:
             del self.order[next(iter(self.order))]
-
-
-@dataclass(eq=False)
-class Message:
-    """What an engine has after a row, as the index hears it."""
-
-    row: Row
-    device: set[bytes]
-    host: set[bytes]
-    tier: set[bytes]
 
 
 class Engine:
@@ -145,9 +136,6 @@ def nearest_rank(values: Iterable[int], percent: int) -> int:
 
 
 DEFAULTS = {
-    "round-robin": "",
-    "random": "",
-    "least-loaded": "",
     "session": "blocks=4",
     "sticky": "blocks=4",
     "prefix": "abs=32&rel=1.1&threshold=.5&index_blocks=0",
@@ -165,8 +153,7 @@ class Simulation:
         self.fleet = fleet
         self.block_tokens = fleet.groups.block_tokens
         self.router, _, given = fleet.router.partition("?")
-        options = "&".join(filter(None, (DEFAULTS[self.router], given)))
-        self.options = dict(option.split("=") for option in options.split("&") if option)
+        self.options = dict(parse_qsl(f"{DEFAULTS.get(self.router, '')}&{given}"))
         self.engines = [Engine(fleet) for _ in range(fleet.engines)]
         tier = None
         for engine in self.engines:
@@ -188,11 +175,9 @@ class Simulation:
         self.homes: dict[str, int] = {}  # KEY -> engine, of `sticky`
 
         # The index of the routers that hear events.
-        self.messages: list[Message] = []
+        self.messages: list[tuple[Row, list[set[bytes]]]] = []
         self.lag = nanoseconds(Fraction(self.options.get("lag_ms", "0")))
-        self.on_device: list[set[bytes]] = [set() for _ in self.engines]
-        self.in_host: list[set[bytes]] = [set() for _ in self.engines]
-        self.in_tier: list[set[bytes]] = [set() for _ in self.engines]
+        self.known: list[list[set[bytes]]] = [[set(), set(), set()] for _ in self.engines]
         self.ahead: list[list[Row]] = [[] for _ in self.engines]
 
     # Events
@@ -208,7 +193,7 @@ class Simulation:
             elif kind == END_OF_PREFILL:
                 self.end_prefill(now, first, self.rows[second])
             elif kind == INDEX_HEARS:
-                self.hear(self.messages[first])
+                self.hear(*self.messages[first])
                 continue
             else:
                 first = self.arrive(now, self.rows[first])
@@ -341,31 +326,25 @@ class Simulation:
 
     def publish(self, now: int, row: Row) -> None:
         engine, tier = self.engines[row.engine], self.engines[row.engine].tier or ()
-        message = Message(
-            row,
-            device=set(engine.device.order),
-            host={block for block in self.blocks if block in engine.host},
-            tier={block for block in self.blocks if block in tier},
-        )
+        host = {block for block in self.blocks if block in engine.host}
+        places = [set(engine.device.order), host, {block for block in self.blocks if block in tier}]
         if self.lag:
             self.schedule(now + self.lag, INDEX_HEARS, len(self.messages))
-            self.messages.append(message)
+            self.messages.append((row, places))
         else:
-            self.hear(message)
+            self.hear(row, places)
 
-    def hear(self, message: Message) -> None:
-        engine = message.row.engine
+    def hear(self, row: Row, places: list[set[bytes]]) -> None:
+        """Learn what a row's engine has after it, in each of PLACES."""
         sees = self.options.get("sees")
-        if sees in ("device", "host", "tier"):
-            self.on_device[engine] = message.device
-        if sees in ("host", "tier"):
-            self.in_host[engine] = message.host
-        if sees == "tier":
-            is_shared = self.fleet.tier.kind == "shared"
-            for other in range(len(self.engines)) if is_shared else [engine]:
-                self.in_tier[other] = message.tier
+        if sees is not None:
+            num_seen = PLACES.index(sees) + 1
+            self.known[row.engine][:num_seen] = places[:num_seen]
+        if sees == "tier" and self.fleet.tier.kind == "shared":
+            for known in self.known:
+                known[2] = places[2]
         if self.options.get("ahead") == "1":
-            self.ahead[engine].remove(message.row)
+            self.ahead[row.engine].remove(row)
 
     def finish(self, now: int, number: int, row: Row) -> None:
         engine = self.engines[number]
@@ -416,9 +395,8 @@ class Simulation:
     def choose_prefix(self, row: Row) -> int:
         loads = [len(engine.open) for engine in self.engines]
         most, fewest = max(loads), min(loads)
-        if most - fewest > float(self.options["abs"]) and most > fewest * float(
-            self.options["rel"]
-        ):
+        absolute, relative = float(self.options["abs"]), float(self.options["rel"])
+        if most - fewest > absolute and most > fewest * relative:
             return loads.index(fewest)
         known = lead(row.hashes, *(sent.order for sent in self.sent))
         ratio = known / len(row.hashes) if row.hashes else 0.0
@@ -458,11 +436,11 @@ class Simulation:
         own, costs = [], []
         for e, engine in enumerate(self.engines):
             own.append(max(Fraction(0), row.length - self.credit(row, e) * tokens))
-            promised = sum(other.promised for other in engine.unfilled)
+            promised = sum(other.expected for other in engine.unfilled)
             blocks = sum(len(other.hashes) for other in engine.open)
             costs.append(weight * (promised + own[e]) / tokens + blocks)
         chosen = self.least(costs)
-        row.promised = own[chosen]
+        row.expected = own[chosen]
         return chosen
 
     def choose_earliest(self, row: Row) -> int:
@@ -479,10 +457,12 @@ class Simulation:
     def leads(self, row: Row, e: int) -> tuple[int, int, int]:
         """Return the leads on the device, on it or host, and anywhere, as the index knows."""
         coming = {block for other in self.ahead[e] for block in other.hashes}
-        device = [coming, self.on_device[e]]
-        host = [*device, self.in_host[e]]
-        anywhere = [*host, self.in_tier[e]]
-        return lead(row.hashes, *device), lead(row.hashes, *host), lead(row.hashes, *anywhere)
+        device, host, tier = self.known[e]
+        return (
+            lead(row.hashes, coming, device),
+            lead(row.hashes, coming, device, host),
+            lead(row.hashes, coming, device, host, tier),
+        )
 
     def credit(self, row: Row, e: int) -> Fraction:
         device, host, tier = self.leads(row, e)
@@ -525,8 +505,8 @@ def numbered(requests: Sequence[Request], block_tokens: int) -> list[Row]:
             service=nanoseconds(one.service or 0),
             wait=None,
         )
-        before = last.get(one.session) if one.session is not None else None
-        if before is not None:
+        if one.session in last:
+            before = last[one.session]
             row.wait = arrival - before.arrival if one.think is None else nanoseconds(one.think)
             before.after = row
         if one.session is not None:
