@@ -73,7 +73,8 @@ def run_merge(data: bytes) -> int:
         )
         if found != expected[: len(found)]:
             raise AssertionError(f"merged {found}, not {expected}")
-        check_order(found, [requests for requests, _ in alone])
+        if all(in_order(requests) for requests, _ in alone) and not in_order(found):
+            raise AssertionError(f"not in order of time: {found}")
         if fault is not None:
             if fault not in faults:
                 raise AssertionError(f"no file alone has the fault {fault!r}, but {faults}")
@@ -88,12 +89,6 @@ def run_merge(data: bytes) -> int:
         if again != found:
             raise AssertionError(f"read again: {again}, not {found}")
     return len(found)
-
-
-def check_order(found: list[Request], files: list[list[Request]]) -> None:
-    """Raise unless files that are in order of time each are so together."""
-    if all(in_order(requests) for requests in files) and not in_order(found):
-        raise AssertionError(f"not in order of time: {found}")
 
 
 def check_apart(

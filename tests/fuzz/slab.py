@@ -138,12 +138,8 @@ class Damage:
             kind = next(self._bytes, None)
             if kind is None:
                 return number
-            self.do(kind)
+            KINDS[kind % len(KINDS)](self)
         return MAX_STEPS
-
-    def do(self, kind: int) -> None:
-        """Do the step that a byte picks."""
-        KINDS[kind % len(KINDS)](self)
 
     def place(self) -> tuple[str, int]:
         """Return a file, and a position in it or a little behind its end."""

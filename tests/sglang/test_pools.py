@@ -79,10 +79,6 @@ def keys_of(number: int, pages: int = MAX_PAGES) -> list[str]:
     return page_keys([number, *range(1, pages * PAGE_TOKENS)])
 
 
-def all_pages(name: PoolName, keys: list[str], indices: torch.Tensor | None) -> PoolTransfer:
-    return PoolTransfer(name, indices, keys=keys)
-
-
 def set_of(made, pools, name: PoolName, keys: list[str], blocks: list[int]) -> list[bool]:
     """Store pages of one pool."""
     transfer = trailing(name, keys, tokens_of(pools[name], blocks))
@@ -259,10 +255,11 @@ def test_only_pages_that_are_all_needed_keep_those_before_them(make, tmp_path):
     made = make(pools, urls)
     keys = keys_of(0, 6)
     told = HiCacheStorageExtraInfo(prefix_keys=keys[:2])
-    for name, transfer in ((MAMBA, trailing), (INDEXER, all_pages)):
-        pool = pools[name]
+    for name in (MAMBA, INDEXER):
         assert all(set_of(made, pools, name, keys[:4], [0, 1, 2, 3]))
-        assert made.batch_get_v2([transfer(name, keys[2:4], tokens_of(pool, [2, 3]))], told)
+        places = tokens_of(pools[name], [2, 3])
+        transfer = PoolTransfer(name, places, keys=keys[2:4], hit_policy=POLICIES[name])
+        assert made.batch_get_v2([transfer], told)
         assert all(set_of(made, pools, name, keys[4:], [4, 5]))
     assert get_of(made, pools, INDEXER, keys[:2], [0, 1]) == [True, True]
     assert get_of(made, pools, MAMBA, keys[:2], [0, 1]) == [False, False]
@@ -413,19 +410,18 @@ def test_ranks_of_an_mla_model_have_states_of_their_own_and_share_the_rest(make,
 # -- what is refused -------------------------------------------------------------------------
 
 
-def test_a_pool_without_a_tier_is_refused_by_name(make, tmp_path):
+def test_a_pool_without_a_tier_or_with_a_wrong_one_is_refused_by_name(make, tmp_path):
     pools = {KV: host_pool(device_pool()), SWA: host_pool(device_pool()), MAMBA: mamba_pool()}
-    with pytest.raises(ValueError, match=r"pools must name a tier for 'mamba'.*got \['swa'\]$"):
-        make(pools, {"swa": slab(tmp_path / "kv", CAPACITY)})
-    with pytest.raises(ValueError, match=r"pools must name a tier for 'swa'.*got \[\]$"):
-        make(pools, {})
+    given = {"swa": slab(tmp_path / "kv", CAPACITY)}
+    wrong = given | {"mamba": "memory:?capacity=nothing"}
+    for urls, message in (
+        (given, r"pools must name a tier for 'mamba'.*got \['swa'\]$"),
+        ({}, r"pools must name a tier for 'swa'.*got \[\]$"),
+        (wrong, r"pools\['mamba'\]: url: option capacity must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(pools, urls)
     make({KV: pools[KV]}, {})  # the slab is free again
-
-
-def test_a_wrong_tier_is_refused_with_the_pool(make):
-    pools = {KV: host_pool(device_pool()), MAMBA: mamba_pool()}
-    with pytest.raises(ValueError, match=r"pools\['mamba'\]: url: option capacity must be"):
-        make(pools, {"mamba": "memory:?capacity=nothing"})
 
 
 def test_block_groups_are_refused_by_name(make):

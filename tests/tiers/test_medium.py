@@ -100,6 +100,15 @@ def test_power_cuts(tmp_path: Path, seed: int) -> None:
 # -- space -----------------------------------------------------------------------------------------
 
 
+def fill(path: Path, *sizes: int) -> None:
+    """Write until there is no room, in pieces of each size in turn."""
+    with path.open("wb", buffering=0) as filler:
+        for size in sizes:
+            with contextlib.suppress(OSError):
+                while True:
+                    filler.write(bytes(size))
+
+
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     """The error comes at once, and nothing is left; a smaller slab then fits, and stays."""
     universe = Universe(200)
@@ -119,10 +128,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
         assert set(universe.check(tier, region).values()) == {Status.OK}
         assert (tier.folder / "blocks.dat").stat().st_size == 600 * BLOCK_BYTES
         # What fills up the rest does no harm: the space of the slab is its own.
-        with contextlib.suppress(OSError), (folder / "filler").open("wb") as filler:
-            while True:
-                filler.write(bytes(2**16))
-                filler.flush()
+        fill(folder / "filler", 2**16)
         other = Universe(600)
         assert not other.put(tier, region).any()
         assert set(other.check(tier, region).values()) == {Status.OK}
@@ -160,13 +166,8 @@ def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path) -> None:
     """By one slot only, where even the new table has no room."""
     with new_disk(tmp_path, 32) as disk:
         open_slab(disk / "kv", 300)[0].close()
-        with (disk / "filler").open("wb") as filler:
-            for size in (2**20, 4096, 512):
-                with contextlib.suppress(OSError):
-                    while True:
-                        filler.write(bytes(size))
-                        filler.flush()
-            keep_what_fits(disk / "kv", (299, 100))
+        fill(disk / "filler", 2**20, 4096, 512)
+        keep_what_fits(disk / "kv", (299, 100))
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -188,10 +189,7 @@ def test_a_disk_without_room_below(tmp_path: Path) -> None:
             stop_clock(tier)
             universe, other = Universe(16), Universe(1000)
             assert not universe.put(tier, region).any()
-            with contextlib.suppress(OSError), (outer / "filler").open("wb") as file:
-                while True:
-                    file.write(bytes(2**16))
-                    file.flush()
+            fill(outer / "filler", 2**16)
             statuses = other.put(tier, region, other.keys[100:420]).tolist()
             assert {Status.FULL, Status.FAILED}.intersection(statuses)
             assert statuses[-1] == Status.UNAVAILABLE

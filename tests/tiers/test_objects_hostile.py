@@ -16,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,10 +29,7 @@ from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import Namespace, ObjectTier, Region, Status, TierError
 from kvoffload.tiers.deletion import delete_blocks
 from kvoffload.tiers.remote import _objects_worker as worker
-from kvoffload.tiers.remote.objects_client import (
-    ObjectsClient,
-    ObjectsClientError,
-)
+from kvoffload.tiers.remote.objects_client import ObjectsClient, ObjectsClientError
 from tests.isolated.scripts import ROOT, run_python
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.inside import attached, descriptors, medium_of, wait_until
@@ -48,38 +46,25 @@ FOUND = b'HTTP/1.1 200 X\r\nETag: "a"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:0
 Answer = Callable[[socket.socket], None]
 
 
-def frames(head: bytes, count: int = 2, pause_s: float = 0.02) -> Answer:
-    """Return an answer with a few pieces of a body, which then stops."""
-
-    def answer(client: socket.socket) -> None:
-        client.sendall(head + b"\r\n")
-        for _ in range(count):
-            client.sendall(bytes(1000))
-            time.sleep(pause_s)
-        client.recv(1)
-
-    return answer
-
-
-def endless(head: bytes, piece: bytes, pause_s: float = 0.0) -> Answer:
-    """Return an answer that goes on until the client has had enough."""
+def sends(
+    head: bytes, pieces: Iterable[bytes] = (), pause_s: float = 0.0, *, stalls: bool = False
+) -> Answer:
+    """Return an answer of a head and pieces of a body, which ends when the client has enough."""
 
     def answer(client: socket.socket) -> None:
         client.sendall(head)
-        while True:
+        for piece in pieces:
             client.sendall(piece)
             time.sleep(pause_s)
+        if stalls:
+            client.recv(1)
 
     return answer
 
 
-def once(data: bytes) -> Answer:
-    """Return an answer that is sent whole."""
-
-    def answer(client: socket.socket) -> None:
-        client.sendall(data)
-
-    return answer
+def frames(head: bytes, count: int = 2) -> Answer:
+    """Return an answer with a few pieces of a body, which then stalls."""
+    return sends(head + b"\r\n", [bytes(1000)] * count, 0.02, stalls=True)
 
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -95,26 +80,28 @@ ANSWERS: dict[str, Answer] = {
     "found-of-2**62": frames(FOUND + b"Content-Length: %d\r\n" % 2**62),
     "found-of-2**64": frames(FOUND + b"Content-Length: %d\r\n" % 2**64),
     "found-of-less": frames(FOUND + b"Content-Length: 10\r\n"),
-    "found-cut": once(FOUND + b"Content-Length: 16448\r\n\r\n" + bytes(100)),
-    "two-lengths": once(FOUND + b"Content-Length: 16448\r\nContent-Length: 7\r\n\r\n" + bytes(7)),
-    "negative": once(FOUND + b"Content-Length: -1\r\n\r\n"),
-    "endless-error": endless(b"HTTP/1.1 500 X\r\n" + CHUNKED + b"\r\n", CHUNK),
-    "endless-absence": endless(b"HTTP/1.1 404 X\r\n" + CHUNKED + b"\r\n", CHUNK),
-    "endless-body": endless(FOUND + CHUNKED + b"\r\n", CHUNK),
-    "endless-body-of-no-length": endless(FOUND + b"\r\n", bytes(2**18)),
-    "endless-chunk-head": endless(FOUND + CHUNKED + b"\r\n", b"0" * 2**16),
-    "endless-trailers": endless(FOUND + CHUNKED + b"\r\n0\r\n", b"a: b\r\n" * 1000),
-    "endless-heads": endless(b"HTTP/1.1 200 X\r\n", b"a: b\r\n" * 10_000),
-    "endless-head": endless(b"HTTP/1.1 200 X\r\na: ", b"b" * 2**16),
-    "endless-informal": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
-    "drip": endless(FOUND + b"Content-Length: 16448\r\n\r\n", b"x", 0.02),
-    "drip-of-heads": endless(b"HTTP/1.1 200 X\r\n", b"a: b\r\n", 0.02),
-    "gzip": once(FOUND + b"Content-Encoding: gzip\r\nContent-Length: 16448\r\n\r\n" + bytes(16448)),
-    "zeros": endless(b"", bytes(2**16)),
-    "nothing": once(b""),
+    "found-cut": sends(FOUND + b"Content-Length: 16448\r\n\r\n" + bytes(100)),
+    "two-lengths": sends(FOUND + b"Content-Length: 16448\r\nContent-Length: 7\r\n\r\n" + bytes(7)),
+    "negative": sends(FOUND + b"Content-Length: -1\r\n\r\n"),
+    "endless-error": sends(b"HTTP/1.1 500 X\r\n" + CHUNKED + b"\r\n", repeat(CHUNK)),
+    "endless-absence": sends(b"HTTP/1.1 404 X\r\n" + CHUNKED + b"\r\n", repeat(CHUNK)),
+    "endless-body": sends(FOUND + CHUNKED + b"\r\n", repeat(CHUNK)),
+    "endless-body-of-no-length": sends(FOUND + b"\r\n", repeat(bytes(2**18))),
+    "endless-chunk-head": sends(FOUND + CHUNKED + b"\r\n", repeat(b"0" * 2**16)),
+    "endless-trailers": sends(FOUND + CHUNKED + b"\r\n0\r\n", repeat(b"a: b\r\n" * 1000)),
+    "endless-heads": sends(b"HTTP/1.1 200 X\r\n", repeat(b"a: b\r\n" * 10_000)),
+    "endless-head": sends(b"HTTP/1.1 200 X\r\na: ", repeat(b"b" * 2**16)),
+    "endless-informal": sends(b"", repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)),
+    "drip": sends(FOUND + b"Content-Length: 16448\r\n\r\n", repeat(b"x"), 0.02),
+    "drip-of-heads": sends(b"HTTP/1.1 200 X\r\n", repeat(b"a: b\r\n"), 0.02),
+    "gzip": sends(
+        FOUND + b"Content-Encoding: gzip\r\nContent-Length: 16448\r\n\r\n" + bytes(16448)
+    ),
+    "zeros": sends(b"", repeat(bytes(2**16))),
+    "nothing": sends(b""),
     "silence": frames(b"", 0),
-    "to-itself": once(b"HTTP/1.1 307 X\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n"),
-    "elsewhere": once(
+    "to-itself": sends(b"HTTP/1.1 307 X\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n"),
+    "elsewhere": sends(
         b"HTTP/1.1 302 X\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n"
     ),
 }
@@ -346,11 +333,6 @@ def is_running(process: int) -> bool:
         return False
 
 
-def ends(process: int) -> bool:
-    wait_until(lambda: not is_running(process))
-    return True
-
-
 class TestClient:
     @pytest.mark.parametrize("verb", ["get", "put"])
     def test_one_that_is_killed_costs_its_requests_and_is_started_again(
@@ -383,7 +365,7 @@ class TestClient:
         assert set(done.status.tolist()) == {Status.TIMEOUT}
         assert (region.array[8 * BLOCK :] == 7).all()
         assert has_all(tier, region)
-        assert ends(hung)
+        wait_until(lambda: not is_running(hung))
 
     def test_no_descriptor_and_no_process_is_left_behind(self, server: HostileServer) -> None:
         before = descriptors()
@@ -425,7 +407,7 @@ time.sleep(600)
             try:
                 assert is_running(client)
                 engine.kill()
-                assert ends(client)
+                wait_until(lambda: not is_running(client))
             finally:
                 os.kill(child, signal.SIGKILL)
 

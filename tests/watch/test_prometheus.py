@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -12,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ from kvoffload._metrics import WATCH_PREFIX as PREFIX
 from kvoffload.watch import WatchReport
 from kvoffload.watch.ages import age_histogram
 from kvoffload.watch.dashboard import grafana_json, rules_yaml
-from tests.tiers.servers import free_port
+from tests.tiers.servers import Server
+from tests.waiting import wait_until
 
 from .fleet import HINTED, Fleet
 
@@ -38,28 +41,21 @@ needs_prometheus = pytest.mark.skipif(
 Labels = tuple[str, ...]
 
 
-def wait_for(what: str, seconds: float, found: Any) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if found():
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"no {what} within {seconds} s")
-
-
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
     return Fleet()
 
 
+def prometheus(port: int, _: Path) -> list[str]:
+    address = f"--web.listen-address=127.0.0.1:{port}"
+    return ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", address]
+
+
 @pytest.fixture(scope="module")
-def query(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def query(fleet: Fleet) -> Iterator[Any]:
     """Give a Prometheus the metrics of some minutes up to now; return a function that asks it."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    last = int(time.time())
+    server = Server(prometheus)
+    folder, last = server.folder, int(time.time())
     with (folder / "metrics").open("w") as file:
         for number in range(1, SCRAPES + 1):
             file.writelines(fleet.scrape(last - 60 * (SCRAPES - number)))
@@ -70,28 +66,24 @@ def query(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     (folder / "prometheus.yml").write_text(
         "global: {evaluation_interval: 1s}\nrule_files: [rules.yml]\n"
     )
-    address = f"127.0.0.1:{free_port()}"
-    options = ("config.file=prometheus.yml", "storage.tsdb.path=data")
-    command = ["prometheus", *(f"--{each}" for each in (*options, f"web.listen-address={address}"))]
 
     def ask(expr: str, *, now: bool = False) -> list[dict[str, Any]]:
         moment = {} if now else {"time": last}
         asked = urllib.parse.urlencode({"query": expr, **moment})
-        with urllib.request.urlopen(f"http://{address}/api/v1/query?{asked}", timeout=300) as sent:
+        url = f"http://127.0.0.1:{server.port}/api/v1/query?{asked}"
+        with urllib.request.urlopen(url, timeout=300) as sent:
             answer = json.load(sent)
         assert answer["status"] == "success"
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(command, cwd=folder, stderr=log) as process,
-    ):
-        try:
-            wait_for("metrics", 180, lambda: ask(f"{PREFIX}asked_blocks_total"))
-            yield ask
-        finally:
-            process.kill()
+    def has_read() -> object:
+        with contextlib.suppress(OSError):  # it is not ready at once
+            return ask(f"{PREFIX}asked_blocks_total")
+
+    with server:
+        wait_until(has_read, 0.2)
+        yield ask
 
 
 class Counted:
@@ -346,7 +338,7 @@ def test_each_expression_of_the_dashboard_and_of_the_rules_has_its_value(fleet, 
     assert not right, "nothing says these"
     assert not wrong
     for record, _ in rules():
-        wait_for(record, 15, partial(query, record, now=True))
+        wait_until(partial(query, record, now=True), 0.2)
 
 
 @needs_prometheus
@@ -382,14 +374,12 @@ def test_dashboard_and_rules_have_the_metrics_by_their_names_and_labels():
     assert {name for name, _ in shown} == {*metrics}
 
 
-def test_the_dashboard_has_its_variables():
-    names = [variable["name"] for variable in json.loads(grafana_json())["templating"]["list"]]
-    assert names == ["datasource", "model", "engine", "prefix"]
-
-
 def test_the_dashboard_is_as_grafana_imports_it():
     """A panel whose query names itself twice, or lies on another one, is lost without a word."""
-    panels = json.loads(grafana_json())["panels"]
+    dashboard = json.loads(grafana_json())
+    names = [variable["name"] for variable in dashboard["templating"]["list"]]
+    assert names == ["datasource", "model", "engine", "prefix"]
+    panels = dashboard["panels"]
     places = [tuple(panel["gridPos"][name] for name in "xywh") for panel in panels]
     assert sorted(places) == sorted((12 * (n % 2), n // 2 * 8, 12, 8) for n in range(len(panels)))
     for panel in panels:
