@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 Texts = list[tuple[str, str]]
 """The parts of a prompt: a role and a text each."""
 Cuts = list[tuple[str, str]]
-"""What a text begins with, and the text behind what breaks it."""
+"""The beginning of a text, and the text behind the part that breaks it, for each."""
 
 MOST_PROMPTS = 1_500  # in the sample
 MOST_CHARACTERS = 2**14  # of a prompt in the sample
@@ -177,7 +177,7 @@ class PrefixBreaks:
 
     @property
     def counted(self) -> list[Break]:
-        """What was found, with the share of all prompts that were cut, not of the sample."""
+        """The breaks found, with their share of all prompts that were cut, not of the sample."""
         return [
             replace(found, requests=self._having[index] / max(1, self._num_cut))
             for index, (found, _) in enumerate(self._found)
