@@ -192,8 +192,8 @@ class Jobs:
             else:
                 self._take_in(self.unsettled[job], flags, statuses, medium)
 
-    def forget(self, job_id: int) -> None:
-        """Forget a job whose number was not returned."""
+    def withdraw(self, job_id: int) -> None:
+        """Drop a job whose number was not returned."""
         self.unsettled.pop(job_id, None)
         self.done = [done for done in self.done if done.job != job_id]
 

@@ -133,7 +133,7 @@ class ComposedTier(Tier):
         """Return the blocks of a job whose number the caller never got."""
         if self._starting and self._jobs.pool is not None:
             self._jobs.pool.cancel(self._starting)
-            self._jobs.forget(self._starting)
+            self._jobs.withdraw(self._starting)
         self._starting = 0
 
     def _collect(self) -> None:
