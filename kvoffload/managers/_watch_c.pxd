@@ -222,11 +222,11 @@ cdef class WatchCore:
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept
     # A transfer begins: return where its ids go, NULL if there is no room. `first` and `last`, ids
     # or a sum of them, find it again, with `one` of its ids unless that is -1: the newest that fits
-    # ends; a leaked one of the same blocks stays and ages.
+    # ends; a leaked one of the same blocks stays and ages. Return whether one fits.
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, uint64_t now
     ) noexcept
-    cpdef void end_transfer(
+    cpdef bint end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept
 
@@ -237,7 +237,7 @@ cdef class WatchCore:
         self, Table* table, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing
     ) noexcept
     cdef void c_extended(self, Table* table, Batch* batch) noexcept
-    # End the transfers whose blocks follow each other; of stores, those that are pending.
+    # End a load or store, or the stores whose pending blocks follow each other.
     cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept
     # Before the blocks of a failed store are dropped: note the fates of pending ones, once each.
     cdef void c_failed(self, Table* table, Batch* batch) noexcept

@@ -459,17 +459,26 @@ cdef class WatchCore:
                     self.note_fate(hash_node(table, node), FATE_FAILED, 0)
 
     cdef void c_closed(self, uint32_t kind, Table* table, Batch* batch) noexcept:
-        cdef int64_t* ids = <int64_t*>resize(NULL, <size_t>(batch.size + 1) * sizeof(int64_t))
-        cdef Py_ssize_t index
-        cdef uint32_t node_id
-        if ids == NULL:
+        cdef int64_t* ids
+        cdef Py_ssize_t index, size = batch.size
+        if (
+            size == 0
+            or self.end_transfer(
+                kind,
+                size,
+                ending_id(kind, table, batch.node_ids[0]),
+                ending_id(kind, table, batch.node_ids[size - 1]),
+                -1,
+            )
+            or kind == LOAD
+        ):
             return
-        for index in range(batch.size):
-            node_id, ids[index] = batch.node_ids[index], -1
-            if kind == LOAD or meets(table, node_id) == PENDING:
-                ids[index] = own_id(table, node_id, node_at(table, node_id))
-        close_all(self, kind, ids, batch.size)
-        discard(ids)
+        ids = <int64_t*>resize(NULL, <size_t>size * sizeof(int64_t))
+        if ids != NULL:
+            for index in range(size):
+                ids[index] = ending_id(kind, table, batch.node_ids[index])
+            close_stores(self, ids, size)
+            discard(ids)
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         cdef int32_t* own = NULL
@@ -564,9 +573,13 @@ cdef class WatchCore:
         self.c_opened(kind, <int64_t*>ids.data.as_longlongs, len(ids))
 
     def closed(self, uint32_t kind, list block_ids not None):
-        """End transfers whose blocks follow each other; -1 stands for others."""
+        """End a transfer, or stores whose blocks follow each other; -1 stands for others."""
         cdef array ids = array("q", map(int, block_ids))
-        close_all(self, kind, <int64_t*>ids.data.as_longlongs, len(ids))
+        cdef int64_t* items = <int64_t*>ids.data.as_longlongs
+        cdef Py_ssize_t size = len(ids)
+        if size and not self.end_transfer(kind, size, items[0], items[size - 1], -1):
+            if kind == STORE:
+                close_stores(self, items, size)
 
     # -- the ledger ----------------------------------------------------------------------------
 
@@ -604,7 +617,7 @@ cdef class WatchCore:
         self.open_blocks += <uint64_t>size
         return own
 
-    cpdef void end_transfer(
+    cpdef bint end_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last, int64_t one
     ) noexcept:
         cdef uint64_t index = self.num_open, found = MOST_OPEN
@@ -623,8 +636,9 @@ cdef class WatchCore:
                 if one < 0 or has_id(transfer, one):
                     break
         if found == MOST_OPEN:
-            return
+            return False
         close_now(self, found)
+        return True
 
     def open_transfers(self):
         """Return the open transfers, oldest first: number, kind, age in seconds, block ids."""
@@ -890,17 +904,22 @@ cdef void note_finish(double* early, uint8_t met) noexcept:
         early[0] += ((met != PENDING) - early[0]) / LAG_STEPS
 
 
-cdef void close_all(
-    WatchCore core, uint32_t kind, const int64_t* block_ids, Py_ssize_t size
-) noexcept:
-    """Close the newest transfers that follow each other in a list of block ids."""
+cdef int64_t ending_id(uint32_t kind, Table* table, uint32_t node_id) noexcept:
+    """Return the id of a block whose load or store ends, -1 if it is not being stored."""
+    if kind == LOAD or meets(table, node_id) == PENDING:
+        return own_id(table, node_id, node_at(table, node_id))
+    return -1
+
+
+cdef void close_stores(WatchCore core, const int64_t* block_ids, Py_ssize_t size) noexcept:
+    """Close the newest stores whose blocks follow each other; -1 stands for others."""
     cdef uint64_t index, at = 0, end = <uint64_t>size
     while at < end:
         if block_ids[at] < 0:
             at += 1
             continue
         index = core.num_open
-        while index and not begins(core.transfers + index - 1, kind, block_ids + at, end - at):
+        while index and not begins(core.transfers + index - 1, block_ids + at, end - at):
             index -= 1
         if index == 0:
             return
@@ -908,14 +927,12 @@ cdef void close_all(
         close_now(core, index - 1)
 
 
-cdef bint begins(
-    const Transfer* transfer, uint32_t kind, const int64_t* block_ids, uint64_t size
-) noexcept:
-    """Return whether some blocks begin with those of a store, or are those of a load."""
+cdef bint begins(const Transfer* transfer, const int64_t* block_ids, uint64_t size) noexcept:
+    """Return whether some blocks begin with those of a store."""
     return (
-        transfer.kind == kind
+        transfer.kind == STORE
+        and transfer.size <= size
         and transfer.first == block_ids[0]
-        and (transfer.size == size or kind == STORE and transfer.size < size)
         and transfer.last == block_ids[transfer.size - 1]
     )
 
