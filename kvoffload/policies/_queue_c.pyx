@@ -129,7 +129,7 @@ cdef class Queues(CompiledPolicy):
         self.use(batch, True)
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
-        """Count a use of ready blocks, unless not `counts`, and renew the pending ones."""
+        """Count a use of ready blocks, or renew the unused ones; renew the pending ones."""
         cdef int most = self.most_counted if counts else 0, num_queues = self.num_queues
         cdef Py_ssize_t index
         cdef uint32_t node_id
@@ -141,7 +141,7 @@ cdef class Queues(CompiledPolicy):
             node = node_at(self.table, node_id)
             if node.ring > num_queues:
                 continue
-            if node.block.ref_cnt < 0:
+            if node.block.ref_cnt < 0 or not (counts or node.note):
                 self.renew(node.ring - 1, node_id, node)
             elif node.note < most:
                 node.note += 1

@@ -20,7 +20,8 @@ S3-FIFO (Yang, Zhang, Qiu, Yue & Rashmi, SOSP'23), on blocks that form chains
     else main does. Small's oldest moves to main, with the count 0, if it was used more than once;
     else it leaves and becomes a ghost. Main's oldest returns to the newest end and its count drops
     by 1, or it leaves if its count is 0. Room for a batch is made as if its blocks came one by one:
-    each victim makes small larger by one. The end of a request counts no use.
+    each victim makes small larger by one. The end of a request counts no use, but moves the blocks
+    that have none to the newest end of their queue, as if its stores had just begun.
     Differs from the paper: a block does not leave before a resident block behind it in its chain.
     An eviction of several blocks continues the scan of each queue from victim to victim; the paper
     begins at the oldest for each. A scan examines once each block that its queue had when it began;
@@ -97,12 +98,12 @@ class Queues(PythonPolicy):
         self._use(batch, counts=True)
 
     def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
-        """Count a use of ready blocks and renew the pending ones."""
+        """Count a use of ready blocks, or renew the unused ones; renew the pending ones."""
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
             if status is None:
                 continue
-            if status.ref_cnt < 0:
+            if status.ref_cnt < 0 or not (counts or self._counts[block_hash]):
                 self._renew(block_hash, status)
             elif counts:
                 self._counts[block_hash] = min(self._counts[block_hash] + 1, self._most_counted)

@@ -446,3 +446,18 @@ def test_a_user_s_policy_hears_of_requests(twin: ModuleType) -> None:
     request = manager.begin([D, E, F, G])
     assert request.prepare_store() is None
     assert policy.heard == [("begun", "DEFG", None), ("missed", "DEFG")]
+
+
+def test_s3fifo_orders_blocks_by_the_end_of_their_request(twin: ModuleType) -> None:
+    """Whether the stores end before or after it; a block used again keeps its place."""
+    manager = twin.CPUOffloadingManager(16, 20, "s3fifo")
+    store(manager, [F])
+    first, second = manager.begin([A, B, F]), manager.begin([C, D])
+    for request, start, stop in [(first, 0, 1), (second, 0, 2), (first, 1, 2)]:
+        assert request.prepare_store(start, stop) is not None
+        if request is first:
+            request.complete_store()
+    second.finish()
+    first.finish()
+    second.complete_store()
+    assert names(manager.policy.small) == "FDCBA"

@@ -352,7 +352,8 @@ class S3FIFOModel(PolicyModel):
             if is_alone and self.before[block] is None and first in self.before and first != block:
                 self.before[block], self.depth[block] = first, self.depth[first] + 1
         for block in reversed(batch):
-            if block in self.resident() and self.ref_cnt(block) < 0:
+            is_unused = self.counts.get(block) == 0 and not counts
+            if block in self.resident() and (is_unused or self.ref_cnt(block) < 0):
                 queue = self.small if block in self.small else self.main
                 queue.remove(block)
                 queue.append(block)
