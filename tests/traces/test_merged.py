@@ -41,7 +41,7 @@ def test_files_with_times_of_a_clock_are_placed_by_it_and_formats_are_named(tmp_
     assert len(times(merged)) == 6
     assert (merged.format, merged.block_tokens) == ("lmcache, mooncake", None)
     log = tmp_path / "4.jsonl"
-    rows = [{"prompt": "x", "ts": second} for second in (1_764_000_007, 1_764_000_009)]
+    rows = [{"prompt": "x", "datetime": second} for second in (1_764_000_007, 1_764_000_009)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     merged = MergedTrace([str(log), str(tmp_path / "3.jsonl")])
     assert times(merged) == [1_764_000_007_000, 1_764_000_007_000, 1_764_000_009_000]
