@@ -761,7 +761,7 @@ def soak(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Fuzz the manager and all readers of foreign bytes: ``nox -s fuzz -- MINUTES`` (10) each.
 
-    Needs clang. Findings are in the folder ``fuzz`` of KVO_WORK, with the grown corpus.
+    Needs clang and its runtimes (libclang-rt-14-dev). Findings, grown corpus: KVO_WORK/fuzz.
     """
     if not shutil.which("clang"):
         session.skip("clang is missing")
