@@ -81,8 +81,6 @@ MOST_STATED = 2
 """Times as many tokens as are read here that a log may count before that is said."""
 CUT = "... (litellm_truncated skipped "
 """Text in place of what LiteLLM leaves out of long texts that it stores."""
-TIMES = ("start_time", "startTime", "timestamp", "created_at", "created", "datetime", "time", "ts")
-"""Names of the time of a request, within a row or a part of it."""
 _FIELD = re.compile(r"[\w\-. ]{1,60}")
 _TOKENS = re.compile(r"(\d{1,18})(?:\.0*)?", re.ASCII)
 
@@ -100,8 +98,10 @@ class Fields:
     system: tuple[str, ...] = within(BODIES, "system")
     tools: tuple[str, ...] = within(BODIES, "tools", "functions")
     time: tuple[str, ...] = (
-        *within(HOLDERS, *TIMES),
-        *("@timestamp", "time_iso8601", "time_local"),  # of web servers
+        *within(
+            HOLDERS, "start_time", "startTime", "timestamp", "created_at", "created", "time", "ts"
+        ),
+        *("@timestamp", "time_iso8601", "time_local", "datetime"),  # of web servers, and others
     )
     session: tuple[str, ...] = tuple(
         path
