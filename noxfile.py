@@ -256,10 +256,10 @@ def readme(session: nox.Session) -> None:
 
 @check("readme")
 def readme_no_compiler(session: nox.Session) -> None:
-    """README's first line without a compiler, then the command that it prints, with one.
+    """README's lines without a compiler, then the command that the first one prints, with one.
 
-    Then both lines there, under variables that change programs' output, and with traces at hand;
-    the tests are those of the command, and those that read traces.
+    Then the command and the tests, under variables that change programs' output, and with traces
+    at hand: the tests of the command, and those that read traces.
     """
     session.chdir(fresh_clone("readme-no-compiler"))
     bash = (str(shutil.which("bash")), *BASH[1:])
@@ -267,17 +267,17 @@ def readme_no_compiler(session: nox.Session) -> None:
     printed = output(session, *bash, quick_start(1), stderr=subprocess.STDOUT, **only_python)
     assert "lru" in printed
     assert printed.count("running in Python") == 1
-    assert implementation(session, Path(".venv")) == "python"
     (line,) = re.findall(r"then run: (.*); KVOFFLOAD_PURE_PYTHON=1 ", printed)
+    install, _, tests = quick_start(2).rpartition(" && ")
+    session.run(*bash, install, **only_python)
+    assert implementation(session, Path(".venv")) == "python"
     session.run(*BASH, line, **bare())
     assert implementation(session, Path(".venv")) == "compiled"
 
     hostile = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "20", "LC_ALL": "C"}
     traces = os.environ.get("KVOFFLOAD_TRACES", "")
     options = bare(**hostile, TERM="dumb", KVOFFLOAD_TRACES=traces, **budget(0.25))
-    assert "lru" in output(session, *BASH, quick_start(1), **options)
-    install, _, tests = quick_start(2).rpartition(" && ")
-    session.run(*BASH, install, **options)
+    assert "lru" in output(session, *quick_start(1).split(" && ")[-1].split(), **options)
     files = ("cli", "replay/test_golden.py", "policies/test_golden.py", "watch/test_golden.py")
     files += ("traces/test_merged.py", "traces/test_writer.py")
     chosen = ["-m", "not thorough and not nightly", *(f"tests/{name}" for name in files)]
@@ -316,7 +316,8 @@ def docs(session: nox.Session) -> None:
     session.chdir("docs")  # so that the installed package is documented
     for form in ("html", "singlehtml"):  # `formats: [htmlzip]` packs the second one
         sphinx = [str(venv / "bin" / "python"), "-m", "sphinx", "-W", "--keep-going", "-n", "-q"]
-        session.run(*sphinx, "-b", form, ".", str(WORK / form), **bare())
+        sphinx += ["-d", str(WORK / "doctrees"), "-b", form, ".", str(WORK / form)]
+        session.run(*sphinx, **bare())
     report(len(list((WORK / "html").rglob("*.html"))), "pages")
 
 
@@ -344,8 +345,8 @@ def pure(session: nox.Session) -> None:
     Tests of the contract and of policies take each Python twin by name.
     """
     env = pure_clone(session) | NO_TRACES | budget(0.25)
-    left_out = ["--ignore=tests/contract", "--ignore=tests/policies"]
-    run_tests(session, *PYTEST, *left_out, env=env)
+    left_out = ("contract", "policies", "house", "advise/test_report.py")
+    run_tests(session, *PYTEST, *(f"--ignore=tests/{name}" for name in left_out), env=env)
 
 
 @check("sanitizers")
@@ -367,7 +368,8 @@ def sanitizers(session: nox.Session) -> None:
         **budget(0.1 if session.name == "sanitizers" else 1),
     }
     few = ["-m", "not thorough and not nightly", *TWINS[:2], "tests/fuzz"]
-    tests = ["--capture=sys", "-k", "not python"] + (few if session.name == "sanitizers" else TWINS)
+    tests = ["--capture=sys", "-k", "not python and not reaches"]
+    tests += few if session.name == "sanitizers" else TWINS
     tests += ["--ignore=tests/traces/test_bounds.py"]  # what is freed takes memory for a while
     run_tests(session, *PYTEST, *tests, may_skip=NOT_OF_BUILD, env=env)
 
@@ -435,7 +437,8 @@ def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
         json.loads(output(session, *BASH, replay, **bare()))
         lines = Path("errors").read_text(encoding="utf-8").splitlines()
     assert len(lines) == (expected == "python"), lines  # a line says that it runs in Python
-    check_types(session, venv)
+    if expected == "compiled":  # both show the same types
+        check_types(session, venv)
 
 
 def check_types(session: nox.Session, venv: Path) -> None:
@@ -574,12 +577,8 @@ def vllm(session: nox.Session) -> None:
         if version not in VLLM:
             session.run(python, ".ci/interface.py", "vllm")
         chosen = ["tests/vllm"] if nightly or version not in VLLM[1:] else older
-        chosen = [
-            "--continue-on-collection-errors",
-            "-m",
-            "" if nightly else "not nightly",
-            *chosen,
-        ]
+        chosen = ["-m", "" if nightly else "not nightly", *chosen]
+        chosen = ["--continue-on-collection-errors", *chosen]
         for hash_seed, tests in (("3", chosen), ("1", ["tests/vllm/test_scheduler.py"])):
             command = [python, "-m", "pytest", "-q", *tests]
             name = f"vllm-{version}-hash-{hash_seed}"

@@ -19,6 +19,7 @@ def setup(**more):
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_the_error_of_a_gain_covers_the_mean_gain_over_seeds():
     """At least nine times of ten, where the gain matters."""
     seeds = range(24)
@@ -37,7 +38,7 @@ def test_the_error_of_a_gain_covers_the_mean_gain_over_seeds():
 
 
 def test_the_curve_is_that_of_replays_and_the_knee_is_its_first_that_needs_no_more():
-    recorded = RecordedTrace.of(Workload(400, seed=3))
+    recorded = RecordedTrace.of(Workload(200, seed=3))
     asked = setup(policies=("lru", "hit-density"))
     found = find_knee(recorded, asked)
     assert [rung.memory for rung in found.curve] == sorted(rung.memory for rung in found.curve)

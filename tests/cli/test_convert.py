@@ -146,7 +146,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize(
     ("command", "stdin"),
-    [("info", True), ("replay", False), ("advise --kv-bytes-per-token=1KiB", False)],
+    [("info", True), ("replay", False), ("advise --kv-bytes-per-token=1KiB --policy=lru", False)],
 )
 def test_a_log_shows_progress_while_it_is_read(tmp_path, command, stdin):
     path = tmp_path / "chats.jsonl"

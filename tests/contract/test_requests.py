@@ -21,6 +21,7 @@ from kvoffload import (
 from kvoffload.managers import calls
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, store
+from tests.conftest import read_budget
 from tests.contract.conftest import DISTINCT_KINDS, Build
 from tests.contract.test_machine import Modelled, agree, modelled
 from tests.observation import observe
@@ -169,7 +170,7 @@ ON_A_MANAGER = {
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
-    for number in range(40):
+    for number in range(max(4, round(24 * read_budget()))):
         chance = random.Random(f"{seed} {number}")
         manager = modelled(twin, kind, chance.choice((1, 2, 4, 8, 12, 20)), True)
         requests: list[Modelled] = []

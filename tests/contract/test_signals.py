@@ -15,6 +15,7 @@ import pytest
 from kvoffload.policies import registry
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
+from tests.conftest import read_budget
 from tests.observation import attempt, observe
 
 
@@ -89,10 +90,11 @@ def test_an_alarm_leaves_the_state_before_or_after(
     chance = random.Random(seed)
     _, compiled = twins
     made = calls(chance)
+    rounds = max(100, round(400 * read_budget()))
     num_interrupted = 0
     is_known = False
     with alarms():
-        for _ in range(400):
+        for _ in range(rounds):
             if not is_known:
                 manager, same = (compiled.CPUOffloadingManager(16, 40, name, True) for _ in "ab")
                 is_known = True
@@ -111,4 +113,4 @@ def test_an_alarm_leaves_the_state_before_or_after(
                     attempt(manager, method, *arguments)
             if is_known:
                 assert observe(manager) == after, method
-    print(f"{num_interrupted} of 400 calls interrupted")
+    print(f"{num_interrupted} of {rounds} calls interrupted")

@@ -74,7 +74,9 @@ class Served:
         return CPUOffloadingManager(self.block_tokens, self.setting.num_slots)
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(
+    scope="module", params=["windows", pytest.param("states", marks=pytest.mark.nightly)]
+)
 def served(request, model, tmp_path_factory):
     setting = SETTINGS[request.param]
     folder = tmp_path_factory.mktemp(request.param)

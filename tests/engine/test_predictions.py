@@ -12,6 +12,8 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 
 from tests.engine.predictions import SETTINGS, Compared, compare, workload
 
+pytestmark = pytest.mark.nightly
+
 NUM_REQUESTS = 600
 SMALL = {"device": 450, "host": 400, "disk": 800}  # blocks, of which few requests ask for more
 POINTS = 1.5  # of the prompts' tokens; one request has .2 of them at most

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import traceback
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,34 @@ def run_python(
     command = [sys.executable, *map(str, arguments)]
     options |= {"capture_output": True, "text": True, "timeout": timeout}
     return subprocess.run(command, check=False, **options)
+
+
+def run_copy(program: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a copy of this process, which has imported an engine, but no integration.
+
+    `paths` are searched first.
+    """
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        copy = os.fork()
+        if not copy:
+            sys.stdout, sys.stderr = stdout, stderr
+            code = 1
+            try:
+                sys.path[:0] = map(str, paths)
+                for name in [*sys.modules]:
+                    if name.startswith("kvoffload.integrations"):
+                        del sys.modules[name]
+                exec(program, {"__name__": "__main__"})
+                code = 0
+            except BaseException:  # noqa: BLE001 - the process ends here
+                traceback.print_exc()
+            finally:
+                stdout.flush()
+                stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(copy, 0)
+        printed = [file.seek(0) or file.read() for file in (stdout, stderr)]
+    return subprocess.CompletedProcess(program, os.waitstatus_to_exitcode(status), *printed)
 
 
 def run_script(

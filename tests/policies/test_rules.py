@@ -12,6 +12,7 @@ from kvoffload import BlockStatus
 from kvoffload.testing.policies import check_invariants
 from tests import _python
 from tests.blocks import NAMES, block_hashes, names
+from tests.conftest import read_budget
 from tests.policies.models import MODELS, PolicyModel
 from tests.policies.steps import idle, policy_of
 
@@ -129,7 +130,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_policy_does_what_its_model_does(twin: ModuleType, name: str, seed: int) -> None:
-    for number in range(100):
+    for number in range(max(10, round(60 * read_budget()))):
         ruled = Ruled(twin, name, random.Random(f"{seed} {name} {number}"))
         for _ in range(150):
             ruled.step()

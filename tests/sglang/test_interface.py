@@ -13,7 +13,7 @@ from sglang.version import __version__
 
 import kvoffload.integrations.sglang as integration
 from kvoffload.integrations.structure import check_interface, describe, differences, read_interface
-from tests.isolated.scripts import run_python
+from tests.isolated.scripts import run_copy
 
 FILE = Path(integration.__file__).with_name("interface.json")
 ROOT = Path(__file__).parents[2]
@@ -79,11 +79,10 @@ def test_a_damaged_file_says_what_to_do(tmp_path, text) -> None:
 
 def test_a_difference_ends_the_import() -> None:
     program = (
-        "import runpy; kept = runpy.run_path('tests/sglang/conftest.py')\n"
         "from sglang.srt.mem_cache import hicache_storage\n"
         "del hicache_storage.HiCacheStorageExtraInfo\n"
         "import kvoffload.integrations.sglang\n"
     )
-    done = run_python("-W", "ignore", "-c", program, cwd=ROOT)
+    done = run_copy(program)
     assert done.returncode == 1
     assert "has no HiCacheStorageExtraInfo" in done.stderr

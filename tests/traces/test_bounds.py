@@ -223,7 +223,7 @@ def test_a_small_file_takes_little_memory_and_writes_little(tmp_path, format):
             f"{number}-line.gz": packed_bomb(bomb, ONE_LINE, gzip.compress),
         }
         if number == 0:
-            files["0.zst"] = packed_bomb(bomb, UNPACKED, zstd.compress)
+            files["0.zst"] = packed_bomb(bomb, 2 * ONE_LINE, zstd.compress)
         for name, (size, packed) in files.items():
             path = tmp_path / name
             path.write_bytes(packed)

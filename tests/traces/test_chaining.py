@@ -108,7 +108,7 @@ def test_a_sample_of_many_ids_estimates_their_number():
         1,
         pytest.param(2**32, marks=pytest.mark.nightly),
         pytest.param(2**48 + 1, marks=pytest.mark.nightly),
-        0x9E3779B97F4A7C15,
+        pytest.param(0x9E3779B97F4A7C15, marks=pytest.mark.nightly),
     ],
     ids=hex,
 )

@@ -93,6 +93,7 @@ def test_more_files_of_sessions_than_are_merged_side_by_side(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_the_published_sessions_make_the_rows_that_tables_are_measured_on():
     path = trace("weka_sessions_a").path
     options = SessionOptions(

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,16 +16,11 @@ import pytest
 
 from kvoffload.integrations.structure import describe, differences
 from kvoffload.integrations.vllm import _upstream
-from tests.isolated.scripts import run_python
+from tests.isolated.scripts import run_copy
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "kvoffload" / "integrations" / "vllm"
 RELEASE = _upstream.installed_release()
-
-
-def run(arguments: list[str], *paths: Path) -> subprocess.CompletedProcess[str]:
-    env = {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))), "PYTHONDONTWRITEBYTECODE": "1"}
-    return run_python(*arguments, env=os.environ | env, timeout=900)
 
 
 @pytest.mark.parametrize("kind", _upstream.KINDS)
@@ -73,7 +66,7 @@ from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
 print("plain")
 from kvoffload.integrations.vllm import KVOffloadTieringSpec
 """
-    done = run(["-c", program])
+    done = run_copy(program)
     assert done.stdout.splitlines()[-1:] == ["plain"], done.stderr
     assert "tiering interface is not that of" in done.stderr
 
@@ -114,7 +107,7 @@ newest = pytest.mark.skipif(
 
 @newest
 def test_a_newer_release_without_a_difference_works_and_is_warned_of_once(newer: Path) -> None:
-    done = run(["-c", NEWER], newer)
+    done = run_copy(NEWER, newer)
     assert done.returncode == 0, done.stderr
     warnings = ast.literal_eval(done.stdout.splitlines()[-1])
     assert warnings == [
@@ -128,7 +121,7 @@ def test_a_newer_release_without_a_difference_works_and_is_warned_of_once(newer:
 @newest
 def test_a_newer_release_with_a_difference_names_it(newer: Path) -> None:
     broken = "import vllm.v1.kv_offload.base as base\ndel base.OffloadingEvent\n"
-    done = run(["-c", broken + "import kvoffload.integrations.vllm"], newer)
+    done = run_copy(broken + "import kvoffload.integrations.vllm", newer)
     assert done.returncode == 1
     assert "found vLLM 0.34.0, whose offloading interface is not that of" in done.stderr
     assert "vllm.v1.kv_offload.base has no OffloadingEvent" in done.stderr
@@ -144,7 +137,10 @@ def test_the_interfaces_of_the_releases_differ(name: str) -> None:
 
 def test_the_file_of_the_installed_release_is_what_the_script_writes(tmp_path: Path) -> None:
     """Byte by byte, so that it has all of what is used and nothing else."""
-    done = run([str(ROOT / ".ci" / "interface.py"), "vllm", str(tmp_path / "written.json")])
+    script = ROOT / ".ci" / "interface.py"
+    arguments = [str(script), "vllm", str(tmp_path / "written.json")]
+    program = f"import runpy, sys; sys.argv[:] = {arguments}\n"
+    done = run_copy(program + "runpy.run_path(sys.argv[0], run_name='__main__')")
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "written.json").read_text("utf-8")
     assert written == (FOLDER / "interfaces" / f"{RELEASE.name}.json").read_text("utf-8")
