@@ -34,7 +34,7 @@ NOT_IN_VLLM = {"bamba"}  # it had the model before 0.33
 
 
 PROGRAM = "from tests.vllm.modelled import main; main()"
-BATCH = 13  # configurations for a process, which ends well before a test counts as hanging
+BATCH = 27  # configurations for a process, which ends well before a test counts as hanging
 KINDS = {
     "model": (MODELS, WORKERS),
     "family": ({name: FAMILIES[name] for name in FAMILIES.keys() - NOT_IN_VLLM}, WORKERS[:2]),
