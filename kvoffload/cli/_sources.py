@@ -39,6 +39,8 @@ MOST_KEYED, KEYED_BYTES = 8, 2**16
 """Files, and bytes of each, of which the key of a log's blocks is made."""
 ENOUGH = 10
 """Requests whose rate means something."""
+LONG_PAUSE = 24 * 3600
+"""Seconds without a request that are noted, if they are most of the trace."""
 
 
 def given_option(*parameters: str) -> str | None:
@@ -324,6 +326,12 @@ def note_order(survey: Survey, source: Source) -> None:
             f"before, by up to {f'{step:.3g} ms' if step < 1000 else duration_text(step / 1000)}, "
             "as in a log that is written when requests end: kvoffload convert --sort puts them in "
             "order"
+        )
+    pause = survey.longest_pause / 1000
+    if pause > max(LONG_PAUSE, survey.seconds / 2):
+        note(
+            f"no request comes for {duration_text(pause)} of the {duration_text(survey.seconds)}: "
+            "rates count that time, and a timestamp may be wrong"
         )
 
 

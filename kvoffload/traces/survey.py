@@ -148,6 +148,8 @@ class Survey:
         Requests whose timestamp is before that of the request in front of them.
     farthest_back : int or float
         The longest such step, milliseconds.
+    longest_pause : int or float
+        The longest time between two successive requests, milliseconds.
     block_lengths : BlockLengths
         The block sizes that fit.
     types : Counter of str
@@ -167,6 +169,7 @@ class Survey:
     last: int | float = 0
     backwards: int = 0
     farthest_back: int | float = 0
+    longest_pause: int | float = 0
     block_lengths: BlockLengths = field(default_factory=BlockLengths)
     types: Counter[str] = field(default_factory=Counter)
     most_turns: int = 0
@@ -271,8 +274,9 @@ class Survey:
             self.backwards += 1
             self.farthest_back = max(self.farthest_back, self._before - timestamp)
             self.first = min(self.first, timestamp)
-        elif timestamp > self.last:
-            self.last = timestamp
+        else:
+            self.longest_pause = max(self.longest_pause, timestamp - self._before)
+            self.last = max(self.last, timestamp)
         self._before = timestamp
         self.requests += 1
         self.blocks += length
@@ -298,6 +302,7 @@ class Survey:
         steps = np.diff(times, prepend=self._before)
         self.backwards += int(np.count_nonzero(steps < 0))
         self.farthest_back = max(self.farthest_back, float(-steps.min()))
+        self.longest_pause = max(self.longest_pause, float(steps.max()))
         self.first = min(self.first, float(times.min()))
         self.last = max(self.last, float(times.max()))
         self._before = float(times[-1])
