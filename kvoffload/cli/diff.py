@@ -21,8 +21,10 @@ from ._terminal import print_json, print_tables
 MOST_BYTES = 2**28
 MOST_NAMED = 5
 WHICH: dict[str, Any] = dict.fromkeys(("policy", "capacity_given", "tier_given"))
-WHICH |= {"engines": 1, "router": "round-robin", "device_blocks": 0, "pending": 0}
+WHICH |= {"engines": 1, "router": "round-robin", "pending": 0}
 """The fields that two rows of one configuration share, and what they are where a row has none."""
+ONE_OPTION = ("device_blocks", "tier_policy")
+"""Other fields of rows, which one option sets for all rows of a file."""
 
 FIGURES = (
     *("hit_ratio", "token_hit_ratio", "missed_p50", "missed_p95"),
@@ -72,8 +74,14 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
     if alone:
         named = _listed(alone, "; ")
         title.append(f"{len(alone):,} configurations stand in one of the files only: {named}")
-    others = [name for name in head if name in was and head[name] != was[name]]
-    title += [f"the files differ in {_listed(others, ', ')}"] if others else []
+    pairs = [(head, was, (*head,)), *((new[one], old[one], ONE_OPTION) for one in shared)]
+    others = dict.fromkeys(
+        name
+        for one, other, names in pairs
+        for name in names
+        if name in one and name in other and one[name] != other[name]
+    )
+    title += [f"the files differ in {_listed([*others], ', ')}"] if others else []
     title += [] if columns else ["no figure differs"]
     print_tables(title, leading, columns)
 
