@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import click
 from kvoffload._printable import printable
 from kvoffload.advise.answer import Column, column
 from kvoffload.advise.units import bytes_text, percent_text
-from kvoffload.errors import MissingExtraError, describe
+from kvoffload.errors import MissingExtraError, OffloadError, describe
 
 from ._group import Group
 from ._options import examples, json_option, public, quiet_option
@@ -59,7 +59,7 @@ def info(path: str, *, as_json: bool) -> None:
         for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
         if title != "generation" or set(cells) - {"-"}  # most have no name
     ]
-    print_tables([path], [_names(found)], [[column] for column in columns])
+    print_tables([path], [_names(each.folder for each in found)], [[column] for column in columns])
     for each in found:
         if each.is_older:
             note(f"{each.folder}: {slab.OLDER}")
@@ -95,32 +95,37 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     """Compare every block of the slabs in PATH with its seal.
 
     Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if a block
-    is corrupt or a slab is in use.
+    is corrupt, or a slab is damaged or in use; the others are verified.
     """
     _, place = _address(path, "slab")
+    failed: list[str] = []
     with _slabs() as slab:
-        found = slab.find_slabs(place)
-        verdicts = list(_verdicts(slab, found))
-    if as_json:
+        verdicts = dict(_verdicts(slab, slab.find_slabs(place), failed))
+    if as_json and verdicts:
         rows = [
             {
-                "folder": str(slab.folder),
+                "folder": str(folder),
                 "sound": verdict.sound,
                 "corrupt": [key.hex() for key in verdict.corrupt],
             }
-            for slab, verdict in zip(found, verdicts, strict=True)
+            for folder, verdict in verdicts.items()
         ]
         print_json({"path": path, "slabs": rows})
-    else:
+    elif verdicts:
         columns = [
-            column("sound", [f"{verdict.sound:,}" for verdict in verdicts]),
-            column("corrupt", [f"{len(verdict.corrupt):,}" for verdict in verdicts]),
+            column("sound", [f"{verdict.sound:,}" for verdict in verdicts.values()]),
+            column("corrupt", [f"{len(verdict.corrupt):,}" for verdict in verdicts.values()]),
         ]
-        print_tables([path], [_names(found)], [[column] for column in columns])
-    ctx.exit(1 if any(verdict.corrupt for verdict in verdicts) else 0)
+        print_tables([path], [_names(verdicts)], [[column] for column in columns])
+    if failed:
+        raise OSError("; ".join(failed))
+    ctx.exit(1 if any(verdict.corrupt for verdict in verdicts.values()) else 0)
 
 
-def _verdicts(slab: ModuleType, found: list[SlabFolder]) -> Iterator[Verdict]:
+def _verdicts(
+    slab: ModuleType, found: list[SlabFolder], failed: list[str]
+) -> Iterator[tuple[Path, Verdict]]:
+    """Yield each folder and its verdict; add to `failed` why there is none."""
     total = sum(each.num_blocks for each in found)
     with progress_bar("verifying", total, unit="blocks") as progress:
         before = 0
@@ -130,7 +135,10 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder]) -> Iterator[Verdict]:
                 progress(before + done)
 
         for each in found:
-            yield slab.verify_slab(each.folder, show)
+            try:
+                yield each.folder, slab.verify_slab(each.folder, show)
+            except OffloadError as error:
+                failed.append(str(error))
             before += each.num_blocks
 
 
@@ -237,8 +245,8 @@ def _slabs() -> Iterator[ModuleType]:
         raise
 
 
-def _names(slabs: list[SlabFolder]) -> Column:
-    return column("slab", [slab.folder.name for slab in slabs], numeric=False)
+def _names(folders: Iterable[Path]) -> Column:
+    return column("slab", [folder.name for folder in folders], numeric=False)
 
 
 def _name_of(generation: str) -> str:

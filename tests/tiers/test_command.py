@@ -153,6 +153,18 @@ def test_a_block_that_cannot_be_read_is_not_sound(
     assert out.splitlines()[-1].split()[1:] == ["1", "11"]
 
 
+def test_the_slabs_beside_a_damaged_one_are_verified(slabs: Path, command) -> None:
+    folder = slabs / SMALL.fingerprint.hex()
+    (folder / "slots.tbl").write_bytes(b"")
+    said = f"kvoffload: {folder}: the table is damaged, and no block can be found\n"
+    code, out, err = command("verify", slabs)
+    assert (code, err) == (1, said)
+    assert out.split()[-3:] == [LARGE.fingerprint.hex(), "12", "0"]
+    code, out, err = command("verify", slabs, "--json")
+    assert (code, err) == (1, said)
+    assert [slab["sound"] for slab in json.loads(out)["slabs"]] == [12]
+
+
 def test_delete(slabs: Path, command) -> None:
     one = slabs / SMALL.fingerprint.hex()
     code, out, err = command("delete", one, "--all", "--yes")
