@@ -61,6 +61,7 @@ def text():
     return page()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [page, fleet_page])
 def test_it_names_nothing_outside_itself(make):
     text = make()
@@ -154,6 +155,7 @@ def test_what_reads_like_the_best_policy_of_a_column_is_bold_and_a_caption_says_
     assert all("bold" not in caption for caption in re.findall("<caption>.*", fleet_page()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [page, fleet_page, hostile_page])
 def test_no_line_ends_within_an_option(make):
     text = re.sub("<(style|script|code)>.*?</", "", make(), flags=re.DOTALL)

@@ -96,6 +96,7 @@ DELTAS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [None, DELTAS], ids=["chats", "deltas"])
 def test_standard_input_is_read_as_a_file_of_the_same_bytes(kvoffload, chats, rows):
     if rows is not None:
@@ -144,6 +145,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "stdin"),
     [("info", True), ("replay", False), ("advise --kv-bytes-per-token=1KiB --policy=lru", False)],

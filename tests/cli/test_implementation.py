@@ -68,6 +68,7 @@ def test_compiled_modules_that_cannot_be_imported_are_named() -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "choice"),
     [

@@ -93,6 +93,7 @@ def require_refusal(printed: str, hidden: str) -> None:
     assert re.fullmatch(f"cause ImportError {hidden} is hidden", cause)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", VALUES)
 def test_every_value(twins: Twins, value: str | None) -> None:
     present, absent = VALUES[value]

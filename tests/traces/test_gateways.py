@@ -177,6 +177,7 @@ def test_an_observation_may_have_other_data_than_a_page(expected, tmp_path, data
 CALL = {"type": "function_call", "name": "f", "arguments": "x" * 5000}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", ["x" * 5000, [CALL]])
 def test_chains_of_a_small_log_are_bounded(tmp_path, given):
     row = {"created_at": UNIX, "input": given, "conversation": "c"}

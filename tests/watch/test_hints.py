@@ -186,6 +186,7 @@ def test_the_error_of_a_gain_is_that_of_a_ratio_of_weighted_sums() -> None:
     assert found.error == pytest.approx(2.5 * math.sqrt(squares) / total)
 
 
+@pytest.mark.thorough
 def test_what_hints_bring_shows_after_256_requests_from_the_first_reading(twin: ModuleType) -> None:
     rows = announced(1, 1_300)
     managers = [whole(twin, 400, "hit-density") for _ in range(2)]
