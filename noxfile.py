@@ -374,7 +374,7 @@ def sanitizers(session: nox.Session) -> None:
     run_tests(session, *PYTEST, *tests, may_skip=NOT_OF_BUILD, env=env)
 
 
-@check("sanitizers")
+@check("sanitizers", "beside")
 def instructions(session: nox.Session) -> None:
     """No hot path takes 3 % more instructions than at the parent commit, or ``KVO_BASE``.
 

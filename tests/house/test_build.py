@@ -3,7 +3,6 @@
 A tree with one small extension is built by the project's own ``setup.py``.
 """
 
-import itertools
 import os
 import shlex
 import shutil
@@ -105,8 +104,7 @@ def failing_compiler(tree: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("case", "choice"),
-    [*itertools.product(("own", "named", "absent"), ("", "0")), ("none", "0")],
+    ("case", "choice"), [("own", ""), ("named", "0"), ("absent", ""), ("none", "0")]
 )
 def test_a_build_without_its_extensions_fails_with_one_line(
     tree: Path, case: str, choice: str
