@@ -366,9 +366,9 @@ def test_what_lru_lacks_adds_to_the_bias_of_points(twin, seed, monkeypatch, live
 
     bias, before = miniature_bias(manager.watch._shadows.policy_slots), error()
     monkeypatch.setattr(
-        points, "lacking_hits", lambda *_: dict.fromkeys(manager.watch.memory, 0.01)
+        points, "lacking_hits", lambda *_: dict.fromkeys(manager.watch.memory, 0.001)
     )
-    assert error() ** 2 - before**2 == pytest.approx((bias + 0.01) ** 2 - bias**2)
+    assert error() ** 2 - before**2 == pytest.approx((bias + 0.001) ** 2 - bias**2)
 
 
 @pytest.mark.parametrize("extends", [False, True], ids=["new answers", "the same answers again"])
