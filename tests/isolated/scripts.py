@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import warnings
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -30,7 +31,9 @@ def run_copy(program: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     `paths` are searched first.
     """
     with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
-        copy = os.fork()
+        with warnings.catch_warnings():  # an engine has threads, which the copy does not need
+            warnings.simplefilter("ignore", DeprecationWarning)
+            copy = os.fork()
         if not copy:
             sys.stdout, sys.stderr = stdout, stderr
             code = 1
