@@ -173,7 +173,12 @@ def _by_executor(
     wanted = code_here(), _digest(trace)
     arguments = wanted, secrets.token_hex(16), elsewhere.read, make
     running = {elsewhere.executor.submit(_do_elsewhere, *arguments, job) for job in jobs}
-    yield from _results(running, _ended(running), elsewhere.watch)
+    try:
+        yield from _results(running, _ended(running), elsewhere.watch)
+    finally:
+        with _signals_held():
+            for future in running:
+                future.cancel()
 
 
 def _ended(futures: Iterable[Future[Result]]) -> SimpleQueue[Future[Result]]:
@@ -195,21 +200,16 @@ def _results(
     watch: Callable[[int], None],
 ) -> Iterator[Result]:
     """Yield each result as soon as it is ready; `watch` is that of `Elsewhere`."""
-    try:
-        while running:
-            try:
-                future = ended.get(timeout=ASK_SECONDS)
-            except Empty:
-                watch(len(running))
-                continue
-            if future.exception():
-                watch(len(running))
-            running.remove(future)
-            yield future.result()
-    finally:
-        with _signals_held():
-            for future in running:
-                future.cancel()
+    while running:
+        try:
+            future = ended.get(timeout=ASK_SECONDS)
+        except Empty:
+            watch(len(running))
+            continue
+        if future.exception():
+            watch(len(running))
+        running.remove(future)
+        yield future.result()
 
 
 def _digest(trace: DecodedTrace) -> str:
@@ -286,7 +286,7 @@ def _in_processes(jobs: Sequence[Any], processes: int, arguments: tuple[Any, ...
     except BrokenProcessPool:
         message = "a process was killed, perhaps for want of memory; fewer of them need less"
         raise ChildProcessError(message) from None
-    except BaseException:
+    except BaseException:  # cancelled here, a future would end the pool's thread in a traceback
         for process in list((pool._processes or {}).values()):  # public from 3.14 on
             process.terminate()
         raise

@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvoffload.policies import registry
+from kvoffload.replay import Configuration, DecodedTrace, processes, replay_all
 from kvoffload.traces import Workload
 from kvoffload.traces.writer import trace_line
 from tests.isolated.scripts import run_python
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 from .conftest import COMMAND, heed_signals, open_for
 
@@ -109,6 +111,21 @@ def test_a_signal_ends_all_processes_quietly_and_leaves_nothing_behind(
         assert (out, error) == (b"", b"")
         wait_until(lambda: not any(map(running, workers)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_whose_processes_end_before_it_is_shut_down_says_nothing(monkeypatch):
+    """Its thread gives their error to each job, which it could not if that had been cancelled."""
+
+    class Late(ProcessPoolExecutor):
+        def shutdown(self, *arguments, **options):
+            self._executor_manager_thread.join(PATIENCE_S)
+            super().shutdown(*arguments, **options)
+
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", Late)
+    cells = [Configuration(host=slots) for slots in range(10, 60)]
+    results = replay_all(DecodedTrace.of(Workload(200, seed=1)), cells, jobs=2)
+    next(results)
+    results.close()
 
 
 def test_a_sweep_that_is_interrupted_says_what_is_kept(trace, tmp_path):
