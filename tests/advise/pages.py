@@ -25,7 +25,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n&amp;{{7*7
 VARIANTS = ("lru", "hit-density?ghosts=1.25&guard=0", "hit-density?ghosts=1.75&guard=0")
 
 
-def subject(requests=100, memory=MEMORY, name="chats.jsonl", **more):
+def subject(requests=300, memory=MEMORY, name="chats.jsonl", **more):
     engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
     setup = Setup(memory=memory, block_tokens=512, token_bytes=2048, engine=engine, **more)
     found, alone, more = replays(requests, setup)
