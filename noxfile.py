@@ -368,7 +368,7 @@ def sanitizers(session: nox.Session) -> None:
         **budget(0.1 if session.name == "sanitizers" else 1),
     }
     few = ["-m", "not thorough and not nightly", *TWINS[:2], "tests/fuzz"]
-    tests = ["--capture=sys", "-k", "not python and not reaches"]
+    tests = ["--capture=sys", "-k", "not python and not reaches"]  # the corpus is read once
     tests += few if session.name == "sanitizers" else TWINS
     tests += ["--ignore=tests/traces/test_bounds.py"]  # what is freed takes memory for a while
     run_tests(session, *PYTEST, *tests, may_skip=NOT_OF_BUILD, env=env)

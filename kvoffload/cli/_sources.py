@@ -327,8 +327,7 @@ def note_order(survey: Survey, source: Source) -> None:
             "as in a log that is written when requests end: kvoffload convert --sort puts them in "
             "order"
         )
-    pause = survey.longest_pause / 1000
-    if pause > max(LONG_PAUSE, survey.seconds / 2):
+    elif (pause := survey.longest_pause / 1000) > max(LONG_PAUSE, survey.seconds / 2):
         note(
             f"no request comes for {duration_text(pause)} of the {duration_text(survey.seconds)}: "
             "rates count that time, and a timestamp may be wrong"

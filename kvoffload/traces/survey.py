@@ -149,7 +149,7 @@ class Survey:
     farthest_back : int or float
         The longest such step, milliseconds.
     longest_pause : int or float
-        The longest time between two successive requests, milliseconds.
+        The longest step forward, milliseconds; without backward ones, no request comes meanwhile.
     block_lengths : BlockLengths
         The block sizes that fit.
     types : Counter of str
