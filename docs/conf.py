@@ -10,7 +10,6 @@ import enum
 import importlib
 import inspect
 import re
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import kvoffload
@@ -18,7 +17,7 @@ import kvoffload
 project = "kvoffload"
 author = "The kvoffload developers"
 copyright = "2026, the kvoffload developers"
-release = installed_version("kvoffload")
+release = kvoffload.__version__
 version = release
 
 extensions = [

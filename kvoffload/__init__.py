@@ -8,7 +8,6 @@ from . import _interrupts as _interrupts  # first: the other imports take a whil
 
 # isort: split
 import typing as _typing
-from importlib import metadata as _metadata
 
 from ._implementation import IMPLEMENTATION as IMPLEMENTATION
 from .backends.base import Backend as Backend
@@ -39,10 +38,7 @@ from .types import LoadStoreSpec as LoadStoreSpec
 from .types import OffloadingEvent as OffloadingEvent
 from .types import PrepareStoreOutput as PrepareStoreOutput
 
-try:
-    __version__ = _metadata.version("kvoffload")
-except _metadata.PackageNotFoundError:  # imported from a source tree that is not installed
-    __version__ = "0+unknown"
+__version__ = "0.5.0"
 
 if not _typing.TYPE_CHECKING:  # type checkers infer public names from the imports
     __all__ = [

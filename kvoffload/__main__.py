@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from kvoffload import IMPLEMENTATION, cli
 from kvoffload._implementation import VARIABLE, import_compiled
@@ -63,6 +62,7 @@ def _build_command() -> str:
 def _requirement() -> list[str]:
     """Return pip's requirement for this package: its origin, or its name in an index."""
     import json
+    from importlib import metadata
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 

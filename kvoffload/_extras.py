@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +30,8 @@ def _command(extra: str) -> str:
     The command names this interpreter, since a bare ``pip`` may belong to another. Its pip finds
     the package installed, and builds nothing.
     """
+    from importlib import metadata  # which takes longer to import than most modules
+
     requirement = ["kvoffload"]
     try:
         metadata.distribution("kvoffload")

@@ -38,8 +38,8 @@ def tree(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path)
     package = tmp_path / "kvoffload"
     (package / "_core").mkdir(parents=True)
-    for folder in (package, package / "_core"):
-        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text('__version__ = "0"\n')
+    (package / "_core" / "__init__.py").touch()
     (package / "answer.pyx").write_text("def answer():\n    return 42\n")
     return tmp_path
 
