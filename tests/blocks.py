@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from kvoffload import BlockHash
@@ -23,9 +24,17 @@ KEY_LENGTHS = (1, 2, 16, 32, 35, 36, 37, 64, 255, 256, 300, 5000)
 """Lengths on each side of every size at which an index might change its ways."""
 
 
+@cache
+def _digest(number: int) -> bytes:
+    return hashlib.sha256(str(number).encode()).digest()
+
+
 def block_hash(number: int, length: int = 32) -> BlockHash:
-    """Return the `number`-th block hash, `length` bytes long (from 4 up all are distinct)."""
-    digest = hashlib.sha256(str(number).encode()).digest()
+    """Return the `number`-th block hash, `length` bytes long (from 4 up all are distinct).
+
+    Each call returns an object of its own.
+    """
+    digest = _digest(number)
     return BlockHash((digest * (length // len(digest) + 1))[:length])
 
 

@@ -11,12 +11,14 @@ needs servers, and ``pytest PATH`` or any other ``-m`` all that the path or the 
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
 import random
 import re
 from collections.abc import Iterator
+from hashlib import pbkdf2_hmac
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +28,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from kvoffload._sampling import REPEATABLE, secrets_from
+from kvoffload.traces import prompt_blocks
 from tests.allocations import REFUSABLE
 
 TWINS = ("python", "compiled")
@@ -177,6 +180,14 @@ def pytest_collection_finish() -> None:
 def _one_sample() -> Iterator[None]:
     """Let both twins, and replays, sample the same blocks in every run."""
     with secrets_from(REPEATABLE):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _keys_of_salts() -> Iterator[None]:
+    """Derive the key of a salt once: it takes 40 ms, and many small logs are read under one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_blocks, "pbkdf2_hmac", functools.cache(pbkdf2_hmac))
         yield
 
 

@@ -18,6 +18,8 @@ from kvoffload.types import HintGain, HintSource
 PARTS = ("policy", "backend")
 """Attributes of a manager that are observed in turn."""
 
+PLAIN = (bytes, int, float, str, type(None))
+
 
 def attributes(thing: Any) -> list[str]:
     """Return the names of the public attributes of `thing` that are not methods."""
@@ -33,7 +35,7 @@ def attributes(thing: Any) -> list[str]:
 
 def as_value(value: Any) -> Any:
     """Return `value` in a form that compares by content, order included."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, BlockStatus):
         return value.ref_cnt, value.block_id

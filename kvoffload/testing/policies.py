@@ -239,10 +239,9 @@ class _Driven:
     def check(self) -> None:
         """Compare all readable state with the model."""
         self._verify(self._policy)
-        for key in KEYS:
-            status = self._policy.get(key)
-            found = None if status is None else (status.ref_cnt, status.block_id)
-            equal(found, self._model.get(key), f"(ref_cnt, block_id) of {key!r}")
+        known = {key: status for key in KEYS if (status := self._policy.get(key)) is not None}
+        read = {key: (status.ref_cnt, status.block_id) for key, status in known.items()}
+        equal(read, self._model, "(ref_cnt, block_id) of each block")
         count = _count(self._policy)
         require(count in (None, len(self._model)), f"len must be {len(self._model)}, got {count}")
         for held, status in self._held.items():

@@ -42,6 +42,7 @@ def replays(requests, setup):
     return found, advise(recorded, setup), details(recorded, found, disk)
 
 
+@functools.cache
 def page(**arguments):
     return report_html(subject(**arguments))
 
@@ -64,6 +65,7 @@ def fleets():
     return advise(RecordedTrace.of(Workload(200, seed=3), arrivals=True), setup)
 
 
+@functools.cache
 def fleet_page():
     return report_html(fleet_subject())
 

@@ -122,8 +122,7 @@ class ManagerModel:
         return found
 
     def row(self, block: BlockHash) -> Row | None:
-        found = [row for row in self.rows if row.block == block]
-        return found[0] if found else None
+        return next((row for row in self.rows if row.block == block), None)
 
     def emit(self, blocks: list[BlockHash], removed: bool) -> None:
         if self.events_on and blocks:
@@ -159,8 +158,8 @@ class ManagerModel:
 
     def unshared(self, hashes: list[BlockHash]) -> list[BlockHash]:
         """Return the resident blocks of one session alone."""
-        rows = [row for row in map(self.row, hashes) if row is not None]
-        return [row.block for row in rows if not row.shared]
+        own = {row.block for row in self.rows if not row.shared}
+        return [block for block in hashes if block in own]
 
     def mark_ends(self, hashes: list[BlockHash], known: int, num_last: int) -> None:
         """Let a session go on after its last blocks, or else after the deepest that is its own."""

@@ -95,8 +95,8 @@ def modelled(twin: ModuleType, kind: str, num_blocks: int, events_on: bool) -> M
 
 def agree(manager: Any, model: ManagerModel) -> None:
     """Compare all but the blocks of a manager with its model."""
-    expected = {**dict.fromkeys(COUNTERS, 0), **model.counts, **model.present()}
-    assert manager.stats() == expected
+    now = model.present()
+    assert manager.stats() == {**dict.fromkeys(COUNTERS, 0), **model.counts, **now}
     untaken = manager.events
     assert (untaken is not None) == model.events_on
     assert [(event.block_hashes, event.removed) for event in untaken or ()] == model.events
@@ -104,7 +104,6 @@ def agree(manager: Any, model: ManagerModel) -> None:
     assert described <= {(manager.block_size, manager.medium)}
     if untaken:
         untaken.clear()  # it is a copy
-    now = model.present()
     shown = f"{now['resident']} of {now['resident'] + now['free']} blocks resident, "
     shown += f"{now['pending']} pending, {now['pinned']} pinned>"
     name, policy = type(manager).__name__, type(manager.policy).__name__
