@@ -170,7 +170,7 @@ ON_A_MANAGER = {
 def test_requests_in_any_order_do_what_their_models_do(
     twin: ModuleType, kind: str, seed: int
 ) -> None:
-    for number in range(max(4, round(24 * read_budget()))):
+    for number in range(max(4, round(16 * read_budget()))):
         chance = random.Random(f"{seed} {number}")
         manager = modelled(twin, kind, chance.choice((1, 2, 4, 8, 12, 20)), True)
         requests: list[Modelled] = []

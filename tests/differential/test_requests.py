@@ -19,7 +19,7 @@ from tests.differential.pairs import Pair, Twins
 from tests.differential.traffic import STEPS, Traffic
 from tests.parts import ListBackend
 
-SEQUENCES = 60
+SEQUENCES = 40
 """Random sequences of calls per policy, before the budget is applied."""
 
 

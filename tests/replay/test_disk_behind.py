@@ -80,7 +80,7 @@ def test_what_a_disk_saves() -> None:
 # -- several groups --------------------------------------------------------------------------------
 
 FULL, WINDOW, STATE = Group("full", 4, 16), Group("window", 4, 16, 48), Group("state", 4, 16)
-WORKLOAD = DecodedTrace.of(Workload(300, seed=3))
+WORKLOAD = DecodedTrace.of(Workload(150, seed=3))
 LAYOUTS = {
     "window": GroupLayout((FULL, WINDOW), 4096),
     "windows": GroupLayout((FULL, WINDOW, Group("window", 4, 16, 100)), 4096),

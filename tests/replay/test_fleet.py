@@ -24,6 +24,7 @@ from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.loop import Replays
 from kvoffload.replay.routers import ROUTERS, parse_router
 from kvoffload.traces import Request, TraceError
+from tests.conftest import read_budget
 
 from . import test_golden as golden
 from .naive_fleet import Simulation, nearest_rank
@@ -154,7 +155,7 @@ def compare(requests, fleet):
         assert found.log[name].tolist() == [getattr(row, name) for row in rows], name
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=max(40, round(150 * read_budget())), deadline=None)
 @given(requests=rows, fleet=fleets, router=routers)
 @example(  # two arrive after a millisecond, of which the second in the trace was recorded first
     requests=[

@@ -337,6 +337,9 @@ POLICY_LAYOUTS = [
 SEQUENCES = max(1, int(float(os.environ.get("KVOFFLOAD_TEST_BUDGET", "") or 1)))
 
 
+STEPPED_AT_NIGHT = [] if IS_OLDER else [(128, 70, "arc"), (64, 3, "arc"), (100, 25, "lru")]
+
+
 def takes(name: str, retention: int | None) -> bool:
     """Return whether vLLM takes an interval for such groups."""
     return not retention or any(kind in ("window", "state") for kind, _, _ in LAYOUTS[name])
@@ -386,8 +389,13 @@ def test_every_policy_as_our_spec(tmp_path, policy, step_tokens, on_device):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(("step_tokens", "num_chunks"), [(128, 70), (100, 25), (64, 3)])
-@pytest.mark.parametrize("policy", [OWN_POLICY] if IS_OLDER else ["lru", "arc"])
+@pytest.mark.parametrize(
+    ("step_tokens", "num_chunks", "policy"),
+    [
+        *((128, 70, OWN_POLICY), (64, 3, OWN_POLICY), (100, 25, "arc")),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in STEPPED_AT_NIGHT),
+    ],
+)
 def test_prompts_of_several_steps_in_little_memory(tmp_path, name, step_tokens, num_chunks, policy):
     # With blocks of two sizes the accelerator does not cache all blocks that a window offers, and
     # gives those that the window has left to others: an offer that is repeated lacks them.

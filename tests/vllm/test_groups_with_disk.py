@@ -175,13 +175,16 @@ def compare(
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("on_device", [False, True])
-def test_hits_by_tier_are_those_of_the_engine(tmp_path, name, on_device):
+@pytest.mark.parametrize(
+    ("on_device", "sizes"),
+    [(False, (1, 4)), (True, (1,)), pytest.param(True, (4,), marks=pytest.mark.nightly)],
+)
+def test_hits_by_tier_are_those_of_the_engine(tmp_path, name, on_device, sizes):
     host = (20 if "state" in name else 30) if "full" in name else 8
     from_host = from_disk = 0
     for sequence in range(SEQUENCES):
         for retention in filter(lambda retention: takes(name, retention), RETENTIONS):
-            for blocks_per_chunk in (1, 4):
+            for blocks_per_chunk in sizes:
                 found, of_host, of_disk = compare(
                     tmp_path,
                     name,
@@ -230,7 +233,7 @@ def test_prompts_of_several_steps(tmp_path, name, disk_policy, host):
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 def test_prompts_larger_than_memory(tmp_path, name, policy):
     """Their promotions find no room, and chunks further on leave for them."""
-    for sequence in range(8 * SEQUENCES):
+    for sequence in range(4 * SEQUENCES):
         found, _, from_disk = compare(
             tmp_path, name, 0, seed=SEED + sequence, host=14, disk=200, policy=policy
         )

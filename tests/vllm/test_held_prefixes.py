@@ -75,10 +75,18 @@ def run_to_the_end(engine, rng, waiting) -> None:
     check_invariants(engine.primary)
 
 
+AT_NIGHT = [(files, 1), (slab, 4), (files, 8), (slab, 12), (files, 20)]
+
+
 @pytest.mark.usefixtures("host_platform")
 @POLICIES
-@pytest.mark.parametrize("kind", [files, slab])
-@pytest.mark.parametrize("num_chunks", [1, 4, 8, 12, 20])  # a prompt has up to 12
+@pytest.mark.parametrize(
+    ("kind", "num_chunks"),  # a prompt has up to 12
+    [
+        *((slab, 1), (files, 4), (slab, 8), (files, 12), (slab, 20)),
+        *(pytest.param(kind, n, marks=pytest.mark.nightly) for kind, n in AT_NIGHT),
+    ],
+)
 def test_in_the_real_scheduler_all_is_answered_and_no_walk_loses_what_an_earlier_one_found(
     tmp_path, policy, kind, num_chunks
 ):

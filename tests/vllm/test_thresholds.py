@@ -31,7 +31,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("cache_policy", REMEMBER)
 def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(cache_policy):
     """Every second offer stores a key, and has with it ghosts, the oldest among them."""
-    capacity, offers = 8, 300_000
+    capacity, offers = 8, 100_000
     manager = KVOffloadManager(
         cache_policy=cache_policy, num_chunks=capacity, store_threshold=2, max_tracker_size=4
     )
