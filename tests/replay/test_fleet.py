@@ -25,6 +25,7 @@ from kvoffload.replay.loop import Replays
 from kvoffload.replay.routers import ROUTERS, parse_router
 from kvoffload.traces import Request, TraceError
 from tests.conftest import read_budget
+from tests.strategies import LETTERS
 
 from . import test_golden as golden
 from .naive_fleet import Simulation, nearest_rank
@@ -202,7 +203,7 @@ def test_many_engines_do_what_a_naive_program_does(requests, fleet, router, engi
 
 
 @given(
-    st.text(max_size=30)
+    st.text(LETTERS, max_size=30)
     | st.sampled_from(sorted(ROUTERS)).flatmap(
         lambda name: st.text("=&?.0123456789einfa_lgmsort", max_size=20).map(
             lambda more: f"{name}?{more}"

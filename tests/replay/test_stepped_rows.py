@@ -63,7 +63,7 @@ def compare(trace: DecodedTrace, configuration: Configuration) -> None:
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_they_hit_store_and_evict_as_the_calls_do(seed, policy):
-    for number in range(40):
+    for number in range(24):
         dice = random.Random(f"{seed} {policy} {number}")
         size = dice.choice([1, 16, 64])
         step_tokens = dice.choice([1, size, 3 * size, 7 * size + 1, 20 * size, 8192])

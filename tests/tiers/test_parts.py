@@ -27,6 +27,7 @@ from kvoffload.tiers.engine.breaker import Breaker
 from kvoffload.tiers.options import ENTRY_POINTS
 from kvoffload.tiers.seal import SEAL_BYTES, stored_keys
 from tests.isolated.scripts import run_script
+from tests.strategies import LETTERS
 from tests.tiers.inside import Clock, attached
 from tests.tiers.seals import Seal
 
@@ -195,11 +196,11 @@ class TestNamespace:
 
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(LETTERS, max_size=20)
     | st.sampled_from([b"bytes", {1}, "\ud800", "x" * 5000, -0.0, 1, True, 1.0]),
     lambda inner: st.lists(inner, max_size=3)
     | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    | st.dictionaries(st.text(LETTERS, max_size=5) | st.integers(), inner, max_size=3),
     max_leaves=12,
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
 from kvoffload.integrations.vllm.hints import LONGEST_S, MOST_ACTIONS, read_hints
 from kvoffload.types import Hints
+from tests.strategies import LETTERS
 
 NOW = 1_790_000_000.0
 
@@ -148,7 +149,7 @@ NAMES = (
     *("kvoffload", "agent_hint", "lease_until", "lmcache_retention_ttl_sec"),
 )
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(LETTERS, max_size=70),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
