@@ -98,9 +98,10 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     is corrupt, or a slab is damaged or in use; the others are verified.
     """
     _, place = _address(path, "slab")
-    failed: list[str] = []
     with _slabs() as slab:
-        verdicts = dict(_verdicts(slab, slab.find_slabs(place), failed))
+        found = dict(_verdicts(slab, slab.find_slabs(place)))
+    failed = [str(each) for each in found.values() if isinstance(each, OffloadError)]
+    verdicts = {name: each for name, each in found.items() if not isinstance(each, OffloadError)}
     if as_json and verdicts:
         rows = [
             {
@@ -123,9 +124,9 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
 
 
 def _verdicts(
-    slab: ModuleType, found: list[SlabFolder], failed: list[str]
-) -> Iterator[tuple[Path, Verdict]]:
-    """Yield each folder and its verdict; add to `failed` why there is none."""
+    slab: ModuleType, found: list[SlabFolder]
+) -> Iterator[tuple[Path, Verdict | OffloadError]]:
+    """Yield each folder and its verdict, or why there is none."""
     total = sum(each.num_blocks for each in found)
     with progress_bar("verifying", total, unit="blocks") as progress:
         before = 0
@@ -138,7 +139,7 @@ def _verdicts(
             try:
                 yield each.folder, slab.verify_slab(each.folder, show)
             except OffloadError as error:
-                failed.append(str(error))
+                yield each.folder, error
             before += each.num_blocks
 
 
