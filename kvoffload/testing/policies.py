@@ -241,7 +241,9 @@ class _Driven:
         self._verify(self._policy)
         known = {key: status for key in KEYS if (status := self._policy.get(key)) is not None}
         read = {key: (status.ref_cnt, status.block_id) for key, status in known.items()}
-        equal(read, self._model, "(ref_cnt, block_id) of each block")
+        if read != self._model:
+            key = next(key for key in KEYS if read.get(key) != self._model.get(key))
+            equal(read.get(key), self._model.get(key), f"(ref_cnt, block_id) of {key!r}")
         count = _count(self._policy)
         require(count in (None, len(self._model)), f"len must be {len(self._model)}, got {count}")
         for held, status in self._held.items():
