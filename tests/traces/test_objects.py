@@ -26,6 +26,8 @@ def test_arrays_and_requests_are_surveyed_and_decoded_alike(tmp_path):
     path = tmp_path / "w.csv"
     path.write_text(rows(300_000))
     merged = MergedTrace([str(path)])
+    assert merged.id_spaces == 1
+    assert MergedTrace([str(path), str(path)]).batches() is None
     apart = list(Trace(path))
     surveys, traces, returns = [], [], []
     for requests in (merged, apart):

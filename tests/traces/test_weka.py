@@ -72,6 +72,11 @@ def test_what_a_row_repeats_of_those_before_changes_no_id(tmp_path, block_tokens
     assert [one.hash_ids for one in found] == alone
 
 
+def test_sessions_that_state_no_prompt_share_nothing(tmp_path):
+    one, other = read(written(tmp_path, *(session(name, [request(0, [1, 2])]) for name in "ab")))
+    assert not {*one.hash_ids} & {*other.hash_ids}
+
+
 @pytest.mark.parametrize(
     "options", [{"starts_s": -1}, {"until_s": float("nan")}, {"seed": -1}, {"block_tokens": 0}]
 )
