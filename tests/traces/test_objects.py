@@ -22,21 +22,23 @@ def rows(count):
     )
 
 
-def test_arrays_and_requests_are_surveyed_and_decoded_alike(tmp_path):
+def test_arrays_and_requests_are_surveyed_and_decoded_alike(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvoffload.traces.objects._PIECE", 2**14)
+    monkeypatch.setattr("kvoffload.replay.requests._Numbering.BATCH", 2**12)
     path = tmp_path / "w.csv"
-    path.write_text(rows(300_000))
+    path.write_text(rows(30_000))
     merged = MergedTrace([str(path)])
     assert merged.id_spaces == 1
     assert MergedTrace([str(path), str(path)]).batches() is None
     apart = list(Trace(path))
     surveys, traces, returns = [], [], []
     for requests in (merged, apart):
-        counts = Returns()
+        counts = Returns(batch=2**12)
         surveys.append(Survey.of(requests, returns=counts))
         returns.append((counts.blocks.ratios, counts.has_times))
         counted = Survey.of((), unique=False)
         traces.append(DecodedTrace.of(counted.counting(requests)))
-        assert counted.blocks == 300_000
+        assert counted.blocks == 30_000
     one, other = surveys
     for name in ("requests", "blocks", "unique_blocks", "ideal_hits", "longest", "seconds"):
         assert getattr(one, name) == getattr(other, name)
