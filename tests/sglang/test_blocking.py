@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -129,12 +130,18 @@ def test_calls_of_an_interrupted_tier_end_when_it_is_closed(tier, monkeypatch):
     assert calls.put([b"key"], ids(0)).status.tolist() == [Status.OK]
     tier.hang()
 
+    tend = tier._medium.tend
+
+    def tend_or_fail(failing: int) -> float | None:
+        return 1 / 0 if threading.get_ident() == failing else tend()
+
     def work(number: int) -> bool:
-        if not number:
+        if not number:  # the last call: its own poll fails
             while len(tier._jobs.unsettled) < THREADS - 1:
                 time.sleep(0.001)
-            monkeypatch.setattr(tier._medium, "tend", lambda: 1 / 0)
-        with suppress(ZeroDivisionError):  # its own poll
+            fails = partial(tend_or_fail, threading.get_ident())
+            monkeypatch.setattr(tier._medium, "tend", fails)
+        with suppress(ZeroDivisionError):
             calls.get([b"key"], ids(number))
         return tier._is_closed
 
