@@ -247,8 +247,7 @@ def run_tests(
 def readme(session: nox.Session) -> None:
     """README's two lines on a fresh clone, in an empty environment without traces.
 
-    Then the first one's command, the tests of the command and those that read traces, under
-    variables that change programs' output, and with traces at hand.
+    Then the command, its tests and those of traces, under variables that change what is printed.
     """
     session.chdir(fresh_clone("readme"))
     assert "lru" in output(session, *BASH, quick_start(1), **bare())
@@ -546,11 +545,12 @@ def browser(session: nox.Session) -> None:
 
 
 def engine_python(session: nox.Session, *command: str) -> str:
-    """Return the Python of an engine's environment; build the tree in place for another version."""
+    """Return the Python of an engine's environment; build the tree in place, unless CI has."""
     python = output(session, *command).strip()
     ask = "from importlib.machinery import EXTENSION_SUFFIXES as names; print(names[0])"
-    # a build would replace what the sessions beside this one have loaded, and so end them
-    if not [*ROOT.glob(f"kvoffload/_core/*{output(session, python, '-c', ask).strip()}")]:
+    suffix = output(session, python, "-c", ask).strip()
+    # sessions beside this one load what `.ci/run` has built: a build would write all of it anew
+    if "KVO_VENV" not in os.environ or not [*ROOT.glob(f"kvoffload/_core/*{suffix}")]:
         build(session, python)
     return python
 

@@ -101,7 +101,7 @@ def verify(ctx: click.Context, path: str, *, as_json: bool) -> None:
     with _slabs() as slab:
         found = dict(_verdicts(slab, slab.find_slabs(place)))
     failed = [str(each) for each in found.values() if isinstance(each, OffloadError)]
-    verdicts = {name: each for name, each in found.items() if not isinstance(each, OffloadError)}
+    verdicts = {at: each for at, each in found.items() if not isinstance(each, OffloadError)}
     if as_json and verdicts:
         rows = [
             {

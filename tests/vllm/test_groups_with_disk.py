@@ -233,7 +233,7 @@ def test_prompts_of_several_steps(tmp_path, name, disk_policy, host):
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 def test_prompts_larger_than_memory(tmp_path, name, policy):
     """Their promotions find no room, and chunks further on leave for them."""
-    for sequence in range(4 * SEQUENCES):
+    for sequence in range(8 * SEQUENCES):
         found, _, from_disk = compare(
             tmp_path, name, 0, seed=SEED + sequence, host=14, disk=200, policy=policy
         )
