@@ -20,8 +20,12 @@ KVOFFLOAD_PORTABLE
     ``1``: the plain C path that other processors than x86-64 take.
 
 The last four change the generated code: give each of them a checkout of its own.
+
+A build in place, which an editable install is too, does nothing where the extensions in place were
+built from the same sources, tools and switches; ``--force`` builds anyway.
 """
 
+import hashlib
 import os
 import re
 import shlex
@@ -81,8 +85,11 @@ def compile_args() -> list[str]:
     args = ["-ffp-contract=off"]
     if LINETRACE:
         return [*args, "-O0", "--coverage"]
-    # Python passes its own -g on; without debug symbols the compiler takes a fifth less.
-    args += ["-O1", "-g", "-fno-omit-frame-pointer"] if DEBUG or SANITIZE else ["-O3", "-g0"]
+    # Python passes its own -g on; without debug symbols the compiler takes a fifth less, and beside
+    # sanitizers, whose stacks need lines only, a third less.
+    symbols = "-g" if DEBUG else "-g1" if SANITIZE else "-g0"
+    args += ["-O1", "-fno-omit-frame-pointer"] if DEBUG or SANITIZE else ["-O3"]
+    args += [symbols]
     if SANITIZE:
         args += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
     return args
@@ -95,11 +102,20 @@ def link_args() -> list[str]:
     return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
 
 
+def sources() -> list[Path]:
+    """Return what Cython translates: each .pyx file, and each .py file with a .pxd of types."""
+    return sorted(
+        path
+        for path in ROOT.glob("kvoffload/**/*.py*")
+        if path.suffix == ".pyx" or (path.suffix == ".py" and path.with_suffix(".pxd").exists())
+    )
+
+
 def extensions() -> list[Extension]:
-    """Return one extension for each .pyx file, and for each .py file with a .pxd of types."""
+    """Return one extension for each source, and that of what they share."""
     try:
+        import Cython  # noqa: F401
         import numpy as np
-        from Cython.Build import cythonize
     except ImportError as error:
         sys.exit(
             f"kvoffload: the extensions cannot be built: {error}; pip install . installs what the "
@@ -122,25 +138,27 @@ def extensions() -> list[Extension]:
         "extra_compile_args": compile_args(),
         "extra_link_args": link_args(),
     }
-    sources = sorted(
-        path.relative_to(ROOT)
-        for path in ROOT.glob("kvoffload/**/*.py*")
-        if path.suffix == ".pyx" or (path.suffix == ".py" and path.with_suffix(".pxd").exists())
-    )
     include = ["kvoffload/_core", np.get_include()]
-    return cythonize(
-        [
-            Extension(CYTHON, [], **options),
-            *(
-                Extension(
-                    ".".join(source.with_suffix("").parts),
-                    [source.as_posix()],
-                    include_dirs=include,
-                    **options,
-                )
-                for source in sources
-            ),
-        ],
+    return [
+        Extension(CYTHON, [], **options),
+        *(
+            Extension(
+                ".".join(source.relative_to(ROOT).with_suffix("").parts),
+                [source.relative_to(ROOT).as_posix()],
+                include_dirs=include,
+                **options,
+            )
+            for source in sources()
+        ),
+    ]
+
+
+def translate(extensions: list[Extension]) -> None:
+    """Let Cython write the C files, and put these in the place of the sources."""
+    from Cython.Build import cythonize
+
+    translated = cythonize(
+        extensions,
         compiler_directives=DIRECTIVES,
         shared_utility_qualified_name=CYTHON,
         emit_linenums=LINETRACE,
@@ -148,6 +166,23 @@ def extensions() -> list[Extension]:
         quiet="--quiet" in sys.argv,
         force=DEBUG or LINETRACE,
     )
+    for extension, c_extension in zip(extensions, translated, strict=True):
+        extension.sources, extension.depends = c_extension.sources, c_extension.depends
+
+
+def digest_of_inputs() -> str:
+    """Return a digest of what the extensions are built from: tools, switches, sources."""
+    import Cython
+    import numpy as np
+
+    variables = ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED")
+    digest = hashlib.sha256(repr([sys.version, Cython.__version__, np.__version__]).encode())
+    digest.update(repr([PORTABLE, compile_args(), *map(os.environ.get, variables)]).encode())
+    headers = (path for suffix in ("pxd", "h") for path in ROOT.glob(f"kvoffload/**/*.{suffix}"))
+    for path in [Path(__file__), *sources(), *sorted(headers)]:
+        name = str(path.relative_to(ROOT)).encode()
+        digest.update(name + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 class BuildExtensions(build_ext):
@@ -160,7 +195,19 @@ class BuildExtensions(build_ext):
 
     def run(self) -> None:
         """Build all; where one fails, the last line says how to do without."""
+        if not self.extensions:
+            return
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        built = ROOT / "build" / f"in-place{suffix}.txt"  # the digest of the extensions in place
+        digest = digest_of_inputs()
+        if self.inplace and not self.force and built.exists() and built.read_text() == digest:
+            paths = [self.get_ext_fullpath(extension.name) for extension in self.extensions]
+            if all(map(os.path.exists, paths)):
+                return
+        if self.inplace:
+            built.unlink(missing_ok=True)
         try:
+            translate(self.extensions)
             super().run()
         except (BaseError, CCompilerError) as error:
             print(error, file=sys.stderr)
@@ -168,6 +215,9 @@ class BuildExtensions(build_ext):
                 "kvoffload: the extensions cannot be built, see above; "
                 "KVOFFLOAD_PURE_PYTHON=1 installs the Python implementation instead"
             )
+        if self.inplace:
+            built.parent.mkdir(exist_ok=True)
+            built.write_text(digest)
 
 
 def readme() -> str:

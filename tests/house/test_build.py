@@ -76,6 +76,15 @@ def test_with_a_compiler_the_wheel_is_compiled(tree: Path) -> None:
     assert ".so" in held(tree, wheel)
 
 
+@pytest.mark.skipif(not shutil.which(COMPILER), reason="there is no C compiler")
+def test_an_editable_install_compiles_only_what_is_not_built_yet(tree: Path) -> None:
+    wheel_of(build(tree, "editable"))
+    failing = failing_compiler(tree)
+    wheel_of(build(tree, "editable", **failing))
+    (tree / "kvoffload" / "answer.pyx").write_text("def answer():\n    return 43\n")
+    assert build(tree, "editable", **failing).returncode == 1
+
+
 @pytest.mark.parametrize("why", ["there is no compiler", "it is asked for"])
 def test_the_wheel_is_pure_and_its_tag_says_so_where(tree: Path, why: str) -> None:
     is_asked = why == "it is asked for"
