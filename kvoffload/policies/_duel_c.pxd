@@ -1,9 +1,10 @@
 """The duel, compiled: see ``_duel_py``."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Table
+from kvoffload.policies._learned cimport Gain
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._twin_c cimport Hint
 
@@ -17,16 +18,6 @@ cdef enum:
 cdef struct Noted:
     uint64_t hashed             # of its first key
     uint32_t request            # in which it began
-
-# Fading sums over the requests that were served with hints and without.
-cdef struct Gain:
-    uint64_t requests
-    double blocks
-    double hits
-    double plain
-    double squares              # by the squares of the weights: of d * d, d * a, a * a
-    double products
-    double squared_blocks
 
 
 cdef class Duel:
@@ -42,7 +33,7 @@ cdef class Duel:
     cdef uint32_t oldest        # index of the oldest noted store
     cdef uint32_t num_noted
     cdef Noted noted[MOST_NOTED]
-    cdef Gain gain
+    cdef Gain gain              # by hints
 
     cdef void clear(self) noexcept
     # Take the sampled blocks of a batch, whose bits are drawn, but for nodes with a flag of `kept`.
@@ -58,13 +49,8 @@ cdef class Duel:
     cdef bint ensure_release(self) noexcept
     # Note a store of the cache by its first key.
     cdef void note_store(self, uint64_t hashed) noexcept
-    cdef object gain_seen(self)
 
 
 cdef inline bint is_sampled(uint32_t drawn, int shift) noexcept nogil:
     """Return whether a key, with what `sample_of` has drawn for it, is one of ``2**shift``."""
     return drawn & ((<uint32_t>1 << shift) - 1) == 0
-
-
-# Return s such that one block in 2**s is sampled for a cache of `capacity` blocks.
-cdef int sample_shift(int64_t capacity) noexcept

@@ -1,43 +1,25 @@
 """The duel of hit density and LRU in miniatures, compiled; see ``_duel_py`` for the rules."""
 
-from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memset
 
 from kvoffload._core.batch cimport Batch, has_flag
 from kvoffload._core.index cimport NIL, Probe, probe_from, probe_next
 from kvoffload._core.table cimport Table, hash_node, node_at
+from kvoffload.policies._learned cimport _FADE, Gain
 from kvoffload.policies._miniature_c cimport Miniature
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
 
+from kvoffload.policies._hit_density import sample_shift
 from kvoffload.policies._lists_c import LRUCachePolicy
-from kvoffload.types import HintGain
 
-cdef enum:
-    LEAST_BLOCKS = 64
-    MOST_SHIFT = 3
-    BLOCKS_BOUND = 512
-    LEAST_COMPARED = 256
-
-cdef double FADE = 0.9988454217380301
 cdef double LEAD = 1.0
-cdef double STANDARD_ERRORS = 2.5
-cdef double MINIATURE_BIAS = 0.17
-
-
-cdef int sample_shift(int64_t capacity) noexcept:
-    cdef int shift = 0
-    while capacity >> shift >= 2 * LEAST_BLOCKS and shift < MOST_SHIFT:
-        shift += 1
-    while capacity >> shift >= BLOCKS_BOUND:
-        shift += 1
-    return shift
 
 
 cdef class Duel:
     """The choice of the rule by which hit density evicts."""
 
     def __cinit__(self, int64_t capacity, CompiledPolicy by_density):
+        self.gain = Gain()
         self.shift = sample_shift(capacity)
         self.by_density = self.new_miniature(by_density)
         self.by_recency = self.new_miniature(LRUCachePolicy(by_density.capacity))
@@ -58,7 +40,7 @@ cdef class Duel:
         self.lag = 1
         self.store_begins = False
         self.without_hints = None
-        memset(&self.gain, 0, sizeof(Gain))
+        self.gain.clear()
         self.by_density.clear()
         self.by_recency.clear()
 
@@ -88,13 +70,13 @@ cdef class Duel:
         self.measure_lag(table)
         at, before = <double>self.request, <double>self.request + 1.0 - <double>self.lag
         found = <double>self.by_density.c_serve(hint, NULL, ends, at, before)
-        self.hits[DENSITY] = self.hits[DENSITY] * FADE + found
-        self.hits[LRU] = self.hits[LRU] * FADE + <double>self.by_recency.c_serve(
+        self.hits[DENSITY] = self.hits[DENSITY] * _FADE + found
+        self.hits[LRU] = self.hits[LRU] * _FADE + <double>self.by_recency.c_serve(
             hint, NULL, ends, at, before
         )
         if self.without_hints is not None:
             plain = self.without_hints.c_serve(NULL, NULL, ends, at, before)
-            add_gain(&self.gain, <double>size, found, <double>plain)
+            self.gain.add(<double>size, found, <double>plain)
         lead = (self.hits[other] - self.hits[self.rule]) * <double>(<uint64_t>1 << self.shift)
         if lead > LEAD * mean_length:
             self.rule = other
@@ -142,23 +124,6 @@ cdef class Duel:
         noted.request = self.request
         self.num_noted += 1
 
-    cdef object gain_seen(self):
-        """Return the recent gain by hints, or None without enough data."""
-        cdef const Gain* sums = &self.gain
-        cdef double gain, squares, variance, error
-        if sums.requests < LEAST_COMPARED or sums.blocks <= 0.0:
-            return None
-        gain = sums.hits / sums.blocks - sums.plain / sums.blocks
-        squares = sums.squares - 2.0 * gain * sums.products + gain * gain * sums.squared_blocks
-        variance = max(0.0, squares) / (sums.blocks * sums.blocks)
-        error = sqrt(
-            STANDARD_ERRORS * STANDARD_ERRORS * variance
-            + MINIATURE_BIAS * MINIATURE_BIAS / <double>self.by_density.policy.capacity
-        )
-        return HintGain(
-            sums.hits / sums.blocks, sums.plain / sums.blocks, error, self.rule == DENSITY
-        )
-
     def check(self):
         """Verify the invariants; raise AssertionError with the broken one."""
         if self.hits[DENSITY] < 0.0 or self.hits[LRU] < 0.0:
@@ -177,15 +142,3 @@ cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
     while node_id != NIL and hash_node(table, node_at(table, node_id)) != hashed:
         node_id = probe_next(&probe)
     return node_id != NIL and node_at(table, node_id).block.ref_cnt < 0
-
-
-cdef void add_gain(Gain* sums, double blocks, double hits, double plain) noexcept:
-    """Count a request."""
-    cdef double gained = hits - plain
-    sums.requests += 1
-    sums.blocks = sums.blocks * FADE + blocks
-    sums.hits = sums.hits * FADE + hits
-    sums.plain = sums.plain * FADE + plain
-    sums.squares = sums.squares * (FADE * FADE) + gained * gained
-    sums.products = sums.products * (FADE * FADE) + gained * blocks
-    sums.squared_blocks = sums.squared_blocks * (FADE * FADE) + blocks * blocks

@@ -22,16 +22,16 @@ Differs from set dueling (Qureshi et al., "Adaptive Insertion Policies", ISCA 20
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from kvoffload._sampling import hash_key, sample_of
 from kvoffload.types import BlockHash, BlockStatus, HintGain, Hints
 
+from ._hit_density import sample_shift
+from ._learned import FADE, Gain
 from ._lists_py import LRUCachePolicy
 from ._miniature_py import Miniature
 from ._twin_py import require
@@ -39,36 +39,12 @@ from ._twin_py import require
 DENSITY, LRU = "hit-density", "lru"
 _WITHOUT_HINTS = ""
 
-# 2 ** (-1 / 600): hits lose half their weight over 600 requests.
-_FADE = 0.9988454217380301
 # The leader must be ahead by the blocks of this many requests.
 _LEAD = 1.0
 # Most stores of the cache that are noted.
 _MOST_NOTED = 256
-# A miniature has at least this many blocks while at least one block in eight is sampled ...
-_LEAST_BLOCKS = 64
-_MOST_SHIFT = 3
-# ... and fewer than this many, however small the sample then is.
-_BLOCKS_BOUND = 512
 # Most blocks of a request that a miniature examines, as a multiple of its capacity.
 _SAMPLE_CAPACITIES = 2
-
-# Requests after which the gain by hints is reported; half the width of its interval in standard
-# errors, more than 1.96 since requests depend on one another; and the additional error of
-# miniatures of one block, which for n blocks is divided by sqrt(n).
-_LEAST_COMPARED = 256
-_STANDARD_ERRORS = 2.5
-_MINIATURE_BIAS = 0.17
-
-
-def sample_shift(capacity: int) -> int:
-    """Return s such that one block in ``2**s`` is sampled for a cache of `capacity` blocks."""
-    shift = 0
-    while capacity >> shift >= 2 * _LEAST_BLOCKS and shift < _MOST_SHIFT:
-        shift += 1
-    while capacity >> shift >= _BLOCKS_BOUND:
-        shift += 1
-    return shift
 
 
 class Sample:
@@ -81,50 +57,6 @@ class Sample:
     def has(self, block_hash: BlockHash) -> bool:
         """Return whether a block is in the sample."""
         return sample_of(hash_key(block_hash, self._secret)) % (1 << self.shift) == 0
-
-
-@dataclass(slots=True)
-class _Gain:
-    """Fading sums over the requests that were served with hints and without.
-
-    The gain is a ratio of sums, hits gained over blocks asked for. Its variance, with weights w
-    whose squares enter the error, is that of independent requests,
-    ``sum(w * w * (d - gain * a) ** 2) / sum(w * a) ** 2`` for d hits gained of a blocks. The
-    difference between small and large caches adds to it.
-    """
-
-    requests: int = 0
-    blocks: float = 0.0
-    hits: float = 0.0
-    plain: float = 0.0
-    squares: float = 0.0  # by the squares of the weights: sums of d * d, d * a, a * a
-    products: float = 0.0
-    squared_blocks: float = 0.0
-
-    def add(self, blocks: int, hits: int, plain: int) -> None:
-        """Count a request."""
-        gained = hits - plain
-        self.requests += 1
-        self.blocks = self.blocks * _FADE + blocks
-        self.hits = self.hits * _FADE + hits
-        self.plain = self.plain * _FADE + plain
-        self.squares = self.squares * (_FADE * _FADE) + gained * gained
-        self.products = self.products * (_FADE * _FADE) + gained * blocks
-        self.squared_blocks = self.squared_blocks * (_FADE * _FADE) + blocks * blocks
-
-    def seen(self, capacity: int, followed: bool) -> HintGain | None:
-        """Return the gain in miniatures of a capacity; None without enough data."""
-        if self.requests < _LEAST_COMPARED or self.blocks <= 0.0:
-            return None
-        hit_ratio, plain = self.hits / self.blocks, self.plain / self.blocks
-        gain = hit_ratio - plain
-        squares = self.squares - 2.0 * gain * self.products + gain * gain * self.squared_blocks
-        variance = max(0.0, squares) / (self.blocks * self.blocks)
-        error = math.sqrt(
-            _STANDARD_ERRORS * _STANDARD_ERRORS * variance
-            + _MINIATURE_BIAS * _MINIATURE_BIAS / capacity
-        )
-        return HintGain(hit_ratio, plain, error, followed)
 
 
 class Duel:
@@ -142,6 +74,7 @@ class Duel:
             LRU: Miniature(LRUCachePolicy(self._small_capacity)),
         }
         self._learned = policy._learned
+        self._gain = Gain()
         self.clear()
 
     def clear(self) -> None:
@@ -152,7 +85,7 @@ class Duel:
         self._store_begins = False  # nothing was inserted since
         self._request = 0  # immediate repeats count as well
         self._lag = 1
-        self._gain = _Gain()
+        self._gain.clear()
         self._miniatures.pop(_WITHOUT_HINTS, None)
         for miniature in self._miniatures.values():
             miniature.clear()
@@ -181,7 +114,7 @@ class Duel:
                 again=False,
             )
         for rule in self.hits:
-            self.hits[rule] = self.hits[rule] * _FADE + found[rule]
+            self.hits[rule] = self.hits[rule] * FADE + found[rule]
         if _WITHOUT_HINTS in found:
             self._gain.add(len(sample), found[DENSITY], found[_WITHOUT_HINTS])
         other = LRU if self._rule == DENSITY else DENSITY

@@ -13,6 +13,31 @@ from ._views import BlocksView
 
 # The numbers of sources before it mean none and several sessions.
 FIRST_SOURCE = 2
+# A miniature has at least this many blocks while at least one block in eight is sampled ...
+_LEAST_BLOCKS = 64
+_MOST_SHIFT = 3
+# ... and fewer than this many, however small the sample then is.
+_BLOCKS_BOUND = 512
+# The hand walks through a sample of at least this many blocks of the capacity, if there are.
+_LEAST_WALKED = 1024
+
+
+def sample_shift(capacity: int) -> int:
+    """Return s such that one block in ``2**s`` is sampled for a cache of `capacity` blocks."""
+    shift = 0
+    while capacity >> shift >= 2 * _LEAST_BLOCKS and shift < _MOST_SHIFT:
+        shift += 1
+    while capacity >> shift >= _BLOCKS_BOUND:
+        shift += 1
+    return shift
+
+
+def walk_shift(capacity: int) -> int:
+    """Return s such that the hand meets one block in ``2**s`` of a cache of `capacity` blocks."""
+    shift = 0
+    while capacity >> shift >= 2 * _LEAST_WALKED:
+        shift += 1
+    return shift
 
 
 class HitDensity:

@@ -88,7 +88,6 @@ from kvoffload.policies._duel_c cimport (
     SAMPLE_CAPACITIES,
     Duel,
     is_sampled,
-    sample_shift,
 )
 from kvoffload.policies._learned cimport (
     BINS,
@@ -111,7 +110,7 @@ from kvoffload.policies._twin_c cimport (
 
 from kvoffload._checks import as_batch, batch_error, check_hints, check_int
 from kvoffload._sampling import new_secret, words_of
-from kvoffload.policies._hit_density import HitDensity
+from kvoffload.policies._hit_density import HitDensity, sample_shift, walk_shift
 from kvoffload.policies.base import CachePolicy
 
 cdef enum:
@@ -122,7 +121,6 @@ cdef enum:
     IS_RELEASED = 64        # in `note`: it is not counted, until its next use
     IS_WALKED = 128         # in `note`: it is in the walk
     VISITS = 4              # records that the hand meets per sampled block of a request
-    LEAST_WALKED = 1024
     # Two in seven ghosts are of blocks that were used again.
     REUSED_GHOSTS = 2
     ALL_GHOSTS = 7
@@ -727,8 +725,7 @@ cdef class _HitDensity(CompiledPolicy):
         self.close_all()
         self.walk_shift = 0
         if learned is None:
-            while capacity >> self.walk_shift >= 2 * LEAST_WALKED:
-                self.walk_shift += 1
+            self.walk_shift = walk_shift(capacity)
             walked = min(2 * (capacity + total >> self.walk_shift) + 64, MOST_GHOSTS)
         if (
             not ghosts_open(&self.memory, total - reused, reused)
@@ -778,7 +775,9 @@ cdef class _HitDensity(CompiledPolicy):
             return None
         if self.duel.without_hints is None:
             self.duel.compare(self._small(self.duel.by_density.policy.capacity))
-        return self.duel.gain_seen()
+        return self.duel.gain.seen(
+            self.duel.by_density.policy.capacity, self.duel.rule == DENSITY
+        )
 
     def _row_without_hints(self, int reuse_class):
         self.require_ready()

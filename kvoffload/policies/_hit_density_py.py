@@ -48,14 +48,12 @@ from kvoffload._sampling import new_secret, words_of
 from kvoffload.types import MOST_SOURCES, BlockHash, BlockStatus, HintGain, Hints
 
 from ._duel_py import DENSITY, LRU, Duel, Sample
-from ._hit_density import FIRST_SOURCE, HitDensity
+from ._hit_density import FIRST_SOURCE, HitDensity, walk_shift
 from ._learned import NUM_STEPS, SHARED, Learned, age_bin, class_after
 from ._twin_py import PythonPolicy, Victims, evictable, require
 
 # Records that the hand meets per sampled block of a request, at least one per request.
 _VISITS = 4
-# The hand walks through a sample of at least this many blocks of the capacity, if there are.
-_LEAST_WALKED = 1024
 # Two in seven ghosts are of blocks that were used again.
 _REUSED_SHARE = (2, 7)
 _MOST_GHOSTS = 2**32 - 2
@@ -90,14 +88,6 @@ class _Clock:
     ghosts: list[BlockHash | None] = field(default_factory=list)  # by position, filled in order
     free: list[int] = field(default_factory=list)  # of the positions, as a stack
     hand: int = 0
-
-
-def walk_shift(capacity: int) -> int:
-    """Return s such that the hand meets one block in ``2**s`` of a cache of `capacity` blocks."""
-    shift = 0
-    while capacity >> shift >= 2 * _LEAST_WALKED:
-        shift += 1
-    return shift
 
 
 class HitDensityCachePolicy(HitDensity, PythonPolicy):

@@ -32,6 +32,10 @@ cdef double _HALF_LIFE_CAPACITIES
 cdef double _MEAN_LENGTH_GAIN
 cdef int64_t _LEAST_TOUCHES
 cdef int64_t _COMPUTATIONS_PER_CAPACITY
+cdef double _FADE
+cdef uint64_t _LEAST_COMPARED
+cdef double _STANDARD_ERRORS
+cdef double _MINIATURE_BIAS
 
 
 cdef inline int bin_of(uint32_t age) noexcept nogil:
@@ -97,3 +101,20 @@ cdef class Learned:
     cdef void _compute(self) noexcept
     @cython.locals(half_life=double, factor=double, index=int)
     cdef void _fade(self) noexcept
+
+
+@cython.final
+cdef class Gain:
+    cdef uint64_t requests
+    cdef double blocks
+    cdef double hits
+    cdef double plain
+    cdef double squares
+    cdef double products
+    cdef double squared_blocks
+
+    cpdef void clear(self) noexcept
+    @cython.locals(gained=double)
+    cpdef void add(self, double blocks, double hits, double plain) noexcept
+    @cython.locals(hit_ratio=double, plain=double, gain=double, squares=double, variance=double)
+    cpdef object seen(self, int64_t capacity, bint followed)

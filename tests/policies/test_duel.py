@@ -21,7 +21,7 @@ from kvoffload._sampling import (
     secrets_from,
     words_of,
 )
-from kvoffload.policies._duel_py import sample_shift
+from kvoffload.policies._hit_density import sample_shift
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins

@@ -170,6 +170,10 @@ def test_plain_and_compiled_are_equal_to_the_bit(seed: int) -> None:
             other.compute_row(*label)
             assert list(one.row) == list(other.row)
         assert one.num_computed == other.num_computed > 10
+    gains = from_source.Gain(), _learned.Gain()
+    for number in range(300):
+        _ = [gain.add(number % 7, number % 5, number % 3) for gain in gains]
+    assert gains[0].seen(9, True) == gains[1].seen(9, True) is not None
     for age in [*range(3000), *(2**bit - 1 for bit in range(12, 31))]:
         assert from_source.age_bin(age) == _learned.age_bin(age)
         assert from_source.class_after(age, age % 15) == _learned.class_after(age, age % 15)

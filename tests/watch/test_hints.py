@@ -14,7 +14,7 @@ import pytest
 from kvoffload import Hints
 from kvoffload._sampling import secrets_from
 from kvoffload.managers._watching import RELEASED
-from kvoffload.policies._duel_py import _FADE, _Gain
+from kvoffload.policies._learned import FADE, Gain
 from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import TraceRecorder
 from kvoffload.types import MOST_SOURCES, HintSource
@@ -164,13 +164,13 @@ def test_others_of_other_sources_are_not_taken_for_these() -> None:
 
 def test_the_error_of_a_gain_is_that_of_a_ratio_of_weighted_sums() -> None:
     draw = random.Random(7)
-    gain, requests = _Gain(), []
+    gain, requests = Gain(), []
     for _ in range(1_000):
         blocks = draw.randrange(40)
         plain = draw.randrange(blocks + 1)
         requests.append((blocks, draw.randrange(blocks + 1), plain))
         gain.add(*requests[-1])
-    weights = [_FADE**age for age in reversed(range(len(requests)))]
+    weights = [FADE**age for age in reversed(range(len(requests)))]
     total = sum(weight * each[0] for weight, each in zip(weights, requests, strict=True))
     gained = sum(
         weight * (each[1] - each[2]) for weight, each in zip(weights, requests, strict=True)
