@@ -93,7 +93,6 @@ cdef class CompiledRequest:
     cdef Py_ssize_t first, last     # of its first and last `prepare_store`, as in `InSession`
     cdef Py_ssize_t prompt          # number of blocks at `begin`
     cdef object hints               # of `begin`
-    cdef object now                 # likewise
     cdef bint ends                  # whether its session ends, by the hints of `begin`
     cdef Batch batch                # of all keys
     cdef uint64_t resets            # of the steps, at its last call

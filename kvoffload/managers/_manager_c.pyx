@@ -14,7 +14,6 @@ Invariants
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
-from libc.math cimport NAN
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy
 
@@ -133,9 +132,9 @@ cdef class CompiledSteps:
 
     # -- for requests that call a subclass's methods, and engines that begin none ------------
 
-    def _use_first(self, hashes, hints, now):
+    def _use_first(self, hashes, hints):
         cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
+        cdef const Hint* hint = self._policy.hint_of(hints, &said)
         cdef list batch = find_batch(self, hashes)
         self._policy.begin_request(&self.batch, hint)
 
@@ -147,16 +146,16 @@ cdef class CompiledSteps:
         cdef list batch = find_batch(self, hashes)
         return meet(self._policy.table, &self.batch, start)
 
-    def _finished(self, hashes, hints, now, session):
+    def _finished(self, hashes, hints, session):
         cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, now, &said)
+        cdef const Hint* hint = self._policy.hint_of(hints, &said)
         cdef list batch = open_batch(self, hashes)
         met, own, num_last, first, last = session
         finish_batch(self, &self.batch, hints, hint, None, met, own, num_last, first, last)
 
     def _used_last(self, hashes, hints):
         cdef Hint said
-        cdef const Hint* hint = self._policy.hint_of(hints, None, &said)
+        cdef const Hint* hint = self._policy.hint_of(hints, &said)
         cdef list batch = find_batch(self, hashes)
         self._policy.finish_request(&self.batch, hint)
 
@@ -697,9 +696,9 @@ cdef class CompiledRequest:
         if watch is not None:
             watch.begin_lookup()
         first = bounds(self, start, None, &end)
-        if watch is not None and (first or self.hints is not None or self.now is not None):
+        if watch is not None and (first or self.hints is not None):
             before = self.keys[:first] if first else None
-            watch.hear(self.hints, NAN if self.now is None else self.now, before)
+            watch.hear(self.hints, before)
         asked = part_of(self, first, self.batch.size, &part)
         find_changed(steps._policy.table, asked)
         num_hits = num_ready(steps._policy.table, asked)
@@ -817,7 +816,7 @@ cdef class CompiledRequest:
         if self.is_finished:
             return
         tick(self.steps)
-        hint = self.steps._policy.hint_of(said_last, self.now if now is None else now, &said)
+        hint = self.steps._policy.hint_of(said_last, &said)
         if self.is_finished:
             return
         note_resets(self)
@@ -856,7 +855,7 @@ cdef class CompiledRequest:
 
 
 cdef CompiledRequest begin_request(
-    CompiledSteps steps, object manager, object hashes, object hints, object now
+    CompiledSteps steps, object manager, object hashes, object hints
 ):
     """Begin a request: the first use of its blocks."""
     cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
@@ -871,14 +870,13 @@ cdef CompiledRequest begin_request(
     if not batch_fit(&request.batch, len(keys)):
         raise MemoryError()
     batch_set(&request.batch, list_items(keys), len(keys))
-    hint = steps._policy.hint_of(hints, now, &said)  # after the last Python code of others
+    hint = steps._policy.hint_of(hints, &said)  # after the last Python code of others
     request.steps = steps
     request.manager = manager
     request.keys = request.storing = keys
     request.own, request.last, request.prompt = -1, -1, len(keys)
     request.resets = steps._resets
     request.hints = hints
-    request.now = now
     request.ends = hint != NULL and hint.ends
     # Consecutive requests often begin alike: try the nodes of the last one.
     batch_ensure(&steps.batch, request.batch.size)
@@ -1052,8 +1050,8 @@ cdef class ManagerCore:
         if hints is not None:
             check_hints(hints)
         if self.calls_own or self.steps is None:
-            return base.CallingRequest(self, as_batch(hashes), hints, now)
-        return begin_request(self.steps, self, hashes, hints, now)
+            return base.CallingRequest(self, as_batch(hashes), hints)
+        return begin_request(self.steps, self, hashes, hints)
 
     def touch(self, hashes):
         cdef CompiledSteps steps = self.steps

@@ -163,10 +163,10 @@ class Manager(ManagerViews[Spec_co]):
     def release(self, hashes: Iterable[bytes]) -> None:
         self._let_go(self._sessions.unshared(as_batch(hashes)))
 
-    def _use_first(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _use_first(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         """Use the blocks of a request for the first time."""
         self._policy._take_back(hashes)
-        self._policy._begun(hashes, hints, now)
+        self._policy._begun(hashes, hints)
 
     def _use_more(self, added: list[BlockHash]) -> None:
         """Use the blocks that extend a request."""
@@ -179,24 +179,20 @@ class Manager(ManagerViews[Spec_co]):
         """Note whether a request goes on with its session; see `Sessions.meet`."""
         return self._sessions.meet(hashes, start)
 
-    def _finished(
-        self, hashes: list[BlockHash], hints: Hints | None, now: float | None, session: InSession
-    ) -> None:
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None, session: InSession) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
-        self._used_last(hashes, hints, now)
+        self._used_last(hashes, hints)
         met, own, num_last, first, last = session
         self._sessions.leave(hashes, met, own, num_last)
         if self._watch is not None:
-            self._watch.finished(hashes, hints, now, first, last, len(hashes) + 1 - num_last)
+            self._watch.finished(hashes, hints, first, last, len(hashes) + 1 - num_last)
         if hints is not None and hints.ends:
             self._let_go(self._sessions.unshared(hashes))
 
-    def _used_last(
-        self, hashes: list[BlockHash], hints: Hints | None, now: float | None = None
-    ) -> None:
+    def _used_last(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         """Use the blocks of a request for the last time."""
         self._policy._take_back(hashes)
-        self._policy._finished(hashes, hints, now)
+        self._policy._finished(hashes, hints)
 
     def _served_at_once(
         self, hashes: list[BlockHash], own: Collection[BlockHash], num_last: int

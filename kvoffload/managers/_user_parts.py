@@ -52,8 +52,7 @@ class UserPolicy:
         with self._restoring():
             self.policy.touch(list(batch))
 
-    def _begun(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del now
+    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
         with self._restoring():
             self.policy.begun(list(batch), hints)
 
@@ -74,8 +73,7 @@ class UserPolicy:
         with self._restoring():
             self.policy.missed(list(hashes))
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del now
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
         with self._restoring():
             self.policy.finished(list(batch), hints)
 

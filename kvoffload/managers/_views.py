@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,12 +118,12 @@ class ManagerViews(OffloadingManager[Spec_co]):
         """Return whether a subclass has a method of its own for a call."""
         return getattr(type(self), call) is not getattr(self._base, call)
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         """Use the blocks of a request for the first time; call a subclass's own `touch`."""
         if self._overrides("touch"):
             self.touch(hashes)
         else:
-            self._skeleton._use_first(hashes, hints, now)
+            self._skeleton._use_first(hashes, hints)
 
     def _extended(self, added: list[BlockHash]) -> None:
         """Use the blocks that extend a request; call a subclass's own `touch`."""
@@ -144,12 +143,11 @@ class ManagerViews(OffloadingManager[Spec_co]):
         watch = self._skeleton._watch
         if watch is None:
             return self.lookup(hashes)
-        hints, now, before = told
-        watch.hear(hints, math.nan if now is None else now, before)
+        watch.hear(*told)
         try:
             return self.lookup(hashes)
         finally:
-            watch.hear(None, math.nan)
+            watch.hear(None)
 
     def _store_last(self, hashes: list[BlockHash]) -> PrepareStoreOutput[Spec_co] | None:
         """Store blocks of a session that ends; call a subclass's own `prepare_store`."""

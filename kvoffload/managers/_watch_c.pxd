@@ -136,12 +136,9 @@ cdef class WatchCore:
     cdef Py_ssize_t num_sampled
     cdef uint64_t sampled_room
     # Requests for the policies
-    cdef bint hears_returns                 # since the first hint of one: times are kept
     cdef object hints                       # of the request at work, None for none
-    cdef double moment                      # its time in seconds, NaN if it gave none
     cdef list before                        # its keys before those that it asks for, None for none
-    cdef double latest                      # that of the last collected request
-    cdef list told                          # nothing; (hints, seconds) of the collected requests
+    cdef list told                          # None; the hints of the collected requests
     cdef readonly dict sources              # of hints: their numbers, in the order of their counts
     cdef list keys                          # by quarter, those of its collected requests
     cdef CollectedRequest* requests         # (num_requests,)
@@ -210,9 +207,9 @@ cdef class WatchCore:
     # it, and are used. Generated tokens are not asked for, but take room like others.
     cdef void on_event(self, int event) noexcept
     cpdef void on_reset(self) noexcept
-    # What the client of the next request said, `now` in seconds or NaN, and the keys before those
-    # that it asks for, which the device has.
-    cpdef void hear(self, object hints, double now, list before=*) noexcept
+    # What the client of the next request said, and the keys before those that it asks for, which the
+    # device has.
+    cpdef void hear(self, object hints, list before=*) noexcept
     # Count a client's hints on its session, before the call changes anything.
     cpdef int note_hints(self, str source, bint ends, bint expects) except -1
     # One sampled key: it was hit; its fate changes, by a store at `now`; the cause of its miss, if

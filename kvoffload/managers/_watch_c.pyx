@@ -19,7 +19,6 @@ Source
 cimport cython
 from cpython.array cimport array
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.math cimport NAN, isnan
 from libc.string cimport memcpy, memmove, memset
 
 from kvoffload._core.batch cimport item_key, item_length
@@ -57,7 +56,6 @@ from kvoffload._core.table cimport (
 )
 from kvoffload.policies._twin_c cimport CollectorOff
 
-from time import monotonic
 
 from kvoffload._sampling import new_secret
 from kvoffload.managers._watching import COUNTERS, KINDS, OTHERS
@@ -90,7 +88,6 @@ cdef enum:
     NO_STORE = -2           # in place of that number
 
 
-UNSAID = (None, None)  # the hints and the time of a client that gave none
 
 
 cdef bint has_id(const Transfer* transfer, int64_t block_id) noexcept nogil:
@@ -158,9 +155,7 @@ cdef class WatchCore:
         self.keeps_below = self.policy_below if plan.keeps_keys else 0
         self.clock = plan.clock
         self.sources = {}
-        self.moment = NAN
-        self.latest = NAN
-        self.told = [UNSAID]
+        self.told = [None]
         self.keys = [[] for _ in range(self.num_quarters)]
         self.start = kvo_monotonic_ms() if self.clock is None else self.clock()
         self.present = self.start
@@ -242,7 +237,7 @@ cdef class WatchCore:
             use_all(self, now)
             collect(self, 0)
             self.due = self.due or now >= self.next_due
-        self.hear(None, NAN)
+        self.hear(None)
 
     cdef void count_offer(self, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
         if admitted < 0:
@@ -261,9 +256,7 @@ cdef class WatchCore:
             entry = shadow_find(&self.shadow, sampled.hashed)
             sampled.seen = entry != NULL and entry.shown and entry.segment < self.num_sizes
         use_all(self, now)
-        self.moment = self.latest
         collect(self, 0)
-        self.moment = NAN
         for index in range(self.num_sampled):
             self.note_fate(self.sampled[index].hashed, self.sampled[index].fate, <uint32_t>now)
 
@@ -292,10 +285,8 @@ cdef class WatchCore:
         elif event == RELEASED:
             self.hears_releases = True
             self.keeps_below = self.policy_below
-        else:
-            self.hears_returns = True
         collect(self, event)
-        self.hear(None, NAN)
+        self.hear(None)
 
     cpdef void on_reset(self) noexcept:
         """Reset the shadows with the cache, and note the fates of its blocks."""
@@ -318,9 +309,8 @@ cdef class WatchCore:
         while self.num_open:
             close_at(self, self.num_open - 1)
 
-    cpdef void hear(self, object hints, double now, list before=None) noexcept:
+    cpdef void hear(self, object hints, list before=None) noexcept:
         self.hints = hints
-        self.moment = now
         self.before = before
 
     cpdef int note_hints(self, str source, bint ends, bint expects) except -1:
@@ -335,7 +325,6 @@ cdef class WatchCore:
             self.sources[source] = number
         self.tally.hints[number][0] += ends
         self.tally.hints[number][1] += expects
-        self.hears_returns = self.hears_returns or expects
         return 0
 
     cdef void note_used(self, uint64_t hashed) noexcept:
@@ -372,7 +361,7 @@ cdef class WatchCore:
         cdef CollectedRequest* request
         cdef CollectorOff held = CollectorOff()
         fresh = [[] for _ in range(self.num_quarters)]
-        nothing = [UNSAID]
+        nothing = [None]
         told = self.told
         taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
         for index in range(self.num_requests):
@@ -382,7 +371,7 @@ cdef class WatchCore:
             keys = (<list>self.keys[quarter])[starts[quarter] : end]
             starts[quarter] = end
             (<list>(<list>taken[quarter])[request.stretch]).append(
-                (keys, request.first, <int>request.end, *told[request.told])
+                (keys, request.first, <int>request.end, told[request.told])
             )
         self.keys = fresh
         self.told = nothing
@@ -500,7 +489,7 @@ cdef class WatchCore:
         if last >= prompt:
             note_finish(&self.early_answers, meets(table, batch.node_ids[last]))
         if hint != NULL and hint.expect_s > 0.0 and not hint.ends:
-            self.hear(hints, hint.now)
+            self.hear(hints)
             meet_batch(self, table, batch, 0)
             self.on_event(FINISHED)
 
@@ -525,7 +514,7 @@ cdef class WatchCore:
         self.on_request()
 
     def finished(
-        self, list keys not None, hints, now, Py_ssize_t first, Py_ssize_t last, Py_ssize_t prompt
+        self, list keys not None, hints, Py_ssize_t first, Py_ssize_t last, Py_ssize_t prompt
     ):
         """Hear that a request has finished; see `c_finished`."""
         if 0 <= last and first < prompt:
@@ -533,7 +522,7 @@ cdef class WatchCore:
         if last >= prompt:
             note_finish(&self.early_answers, met_as(self.get(keys[last])))
         if hints is not None and hints.expect_s is not None and not hints.ends:
-            self.hear(hints, NAN if now is None else now)
+            self.hear(hints)
             meet_list(self, keys, NO_STORE)
             self.on_event(FINISHED)
 
@@ -848,11 +837,10 @@ cdef void collect(WatchCore core, int event) noexcept:
 
 cdef uint32_t keep_told(WatchCore core) noexcept:
     """Keep what the client of the request at work has said; return its place, 0 for nothing."""
-    if core.hints is None and not core.hears_returns:
+    if core.hints is None:
         return 0
     try:
-        core.latest = monotonic() if isnan(core.moment) else core.moment
-        core.told.append((core.hints, core.latest))
+        core.told.append(core.hints)
     except MemoryError:
         return 0
     return <uint32_t>len(core.told) - 1

@@ -42,9 +42,9 @@ COUNTERS = (
 )
 """The names of a core's counters, in its order."""
 
-SampledRequest = tuple[list[BlockHash], int, int, Hints | None, float | None]
-"""The sampled keys of a request, the half-open slice of them that it asked for, and what its client
-said when it began: hints, and seconds on the caller's clock."""
+SampledRequest = tuple[list[BlockHash], int, int, Hints | None]
+"""The sampled keys of a request, the half-open slice of them that it asked for, and the hints of
+its client when it began."""
 FINISHED, RELEASED = -1, -2
 """In place of the first: these keys' request has finished, with these hints of a return; or the
 manager has released these keys."""

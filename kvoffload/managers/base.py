@@ -167,8 +167,7 @@ class Request(ABC, Generic[Spec_co]):
             ends, the blocks that no other session shares are released: they leave before all
             others, see `OffloadingManager.release`.
         now : float, optional
-            Seconds on the clock of `begin`, finite. None stands for the time given to `begin`, or
-            else the system's monotonic clock.
+            As for `begin`.
 
         Raises
         ------
@@ -280,8 +279,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             only free slots and those of released blocks; leading blocks that fit are admitted, the
             others are not. Hints given to `Request.finish` replace these.
         now : float, optional
-            Seconds on the caller's clock, finite, for policies that rank by time; None stands for
-            the system's monotonic clock.
+            Seconds on the caller's clock, finite. It changes nothing: no policy ranks by time since
+            0.5.
 
         Returns
         -------
@@ -294,13 +293,13 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """
         check_now(now)
         check_hints(hints)
-        return CallingRequest(self, as_batch(hashes), hints, now)
+        return CallingRequest(self, as_batch(hashes), hints)
 
     # -- what a request tells ----------------------------------------------------------------
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         """Use the blocks of a request for the first time."""
-        del hints, now
+        del hints
         self.touch(hashes)
 
     def _extended(self, added: list[BlockHash]) -> None:
@@ -312,7 +311,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         del hints
 
     def _lookup_told(self, hashes: list[BlockHash], *told: Any) -> int:
-        """Count the leading ready blocks of a request with hints, a time, or blocks before."""
+        """Count the leading ready blocks of a request with hints, or blocks before."""
         del told
         return self.lookup(hashes)
 
@@ -336,11 +335,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         del hashes
         return start
 
-    def _finished(
-        self, hashes: list[BlockHash], hints: Hints | None, now: float | None, session: InSession
-    ) -> None:
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None, session: InSession) -> None:
         """Use the blocks of a request for the last time; release them if its session ends."""
-        del now, session
+        del session
         self.touch(hashes)
         if hints is not None and hints.ends:
             self.release(hashes)
@@ -485,7 +482,6 @@ class CallingRequest(Request[Spec_co]):
         "_loading",
         "_manager",
         "_met",
-        "_now",
         "_outdated",
         "_own",
         "_prompt",
@@ -498,12 +494,10 @@ class CallingRequest(Request[Spec_co]):
         manager: OffloadingManager[Spec_co],
         batch: list[BlockHash],
         hints: Hints | None,
-        now: float | None,
     ) -> None:
         self._manager = manager
         self._hashes = list(batch)
         self._hints = hints
-        self._now = now
         self._is_finished = False
         self._storing: list[BlockHash] = []  # returned by its stores and not ended
         self._loading: list[Part] = []  # parts that it has pinned
@@ -511,7 +505,7 @@ class CallingRequest(Request[Spec_co]):
         self._own: int | None = None  # first position that it has stored; see `InSession`
         self._first = self._last = -1  # likewise
         self._resets = manager._skeleton._resets  # at its last call
-        manager._begun(list(batch), hints, now)
+        manager._begun(list(batch), hints)
         self._met = manager._skeleton._met(list(batch), 0)  # see `OffloadingManager._met`
         self._prompt = len(batch)  # blocks
         if hints is not None:
@@ -522,9 +516,9 @@ class CallingRequest(Request[Spec_co]):
         self._require_open("lookup")
         start, _ = check_part(start, None, len(self._hashes))
         part = self._hashes[start:]
-        if self._hints is None and self._now is None and not start:
+        if self._hints is None and not start:
             return self._manager.lookup(part)
-        return self._manager._lookup_told(part, self._hints, self._now, self._hashes[:start])
+        return self._manager._lookup_told(part, self._hints, self._hashes[:start])
 
     def prepare_load(self, start: int, stop: int) -> Spec_co:
         """Pin the blocks of a part for reading and return their slots."""
@@ -606,14 +600,13 @@ class CallingRequest(Request[Spec_co]):
         check_now(now)
         told = None if check_hints(hints) == self._hints else hints
         hints = self._hints if hints is None else hints
-        now = self._now if now is None else now
         if self._is_finished:
             return
         self._note_resets()
         own = self._met if self._own is None else self._own
         num_last = len(self._hashes) - max(0, self._prompt - 1)
         session = self._met, own, num_last, self._first, self._last
-        self._manager._skeleton._finished(list(self._hashes), hints, now, session)
+        self._manager._skeleton._finished(list(self._hashes), hints, session)
         self._is_finished = True
         if told is not None:
             self._manager._hinted(told)

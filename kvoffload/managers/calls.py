@@ -16,9 +16,9 @@ from .base import Request
 __all__ = ["begin", "end", "finish", "note_loaded", "note_own", "touch_stored", "unshared"]
 
 
-def begin(manager: Any, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+def begin(manager: Any, hashes: list[BlockHash], hints: Hints | None) -> None:
     """Use the blocks of a request for the first time."""
-    manager._begun(hashes, hints, now)
+    manager._begun(hashes, hints)
 
 
 def touch_stored(manager: Any, hashes: Iterable[bytes], stored: Collection[bytes]) -> None:

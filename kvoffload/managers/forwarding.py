@@ -63,8 +63,8 @@ class ForwardingManager(OffloadingManager[Spec_co]):
     def _skeleton(self) -> Any:
         return self.manager._skeleton
 
-    def _begun(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        self.manager._begun(hashes, hints, now)
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        self.manager._begun(hashes, hints)
 
     def _extended(self, added: list[BlockHash]) -> None:
         self.manager._extended(added)

@@ -108,7 +108,7 @@ class Duel:
             if rule == _WITHOUT_HINTS and hints is not None:
                 told = Hints(ends=hints.ends)
             found[rule] = miniature.serve(
-                *(sample, 0, len(sample), told, None),
+                *(sample, 0, len(sample), told),
                 position=self._request,
                 before=self._request + 1 - self._lag,
                 again=False,
@@ -127,7 +127,7 @@ class Duel:
         """Apply a hint that came at the end of a request."""
         sample = self._of(batch)
         for rule in self.hits:
-            self._miniatures[rule].finish(sample, hints, None)
+            self._miniatures[rule].finish(sample, hints)
 
     def release(self, batch: list[BlockHash]) -> None:
         """Release blocks in all miniatures."""

@@ -801,7 +801,7 @@ cdef class _HitDensity(CompiledPolicy):
         self.require_ready()
         check_hints(hints)
         hashes = as_batch(hashes)
-        hint = self.hint_of(hints, None, &said)  # after the iterable, which may tell other hints
+        hint = self.hint_of(hints, &said)  # after the iterable, which may tell other hints
         self.open_batch(hashes, "hashes", call)
         find_all(self.table, &self.batch)
         if call == "begun":
@@ -863,13 +863,11 @@ cdef class _HitDensity(CompiledPolicy):
             self.num_named += 1
         return min(number, MOST_SOURCES)
 
-    cdef const Hint* hint_of(
-        self, object hints, object now, Hint* hint, bint is_second=False
-    ) except? NULL:
+    cdef const Hint* hint_of(self, object hints, Hint* hint, bint is_second=False) except? NULL:
         cdef const Hint* found
         if not is_second:
             self.num_named = self.num_sources
-        found = CompiledPolicy.hint_of(self, hints, now, hint)
+        found = CompiledPolicy.hint_of(self, hints, hint)
         if found != NULL and found.expect_s > 0.0 and not ensure_said(self, said_by(found)):
             raise MemoryError("no room for hints")
         return found

@@ -177,7 +177,7 @@ class HitDensityCachePolicy(HitDensity, PythonPolicy):
         check_hints(hints)
         batch = self._open_batch(hashes, "hashes", "begun")
         self._take_back(batch)
-        self._begun(batch, hints, None)
+        self._begun(batch, hints)
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Handle the end of a request: its blocks become recent, and no use is counted."""
@@ -186,10 +186,9 @@ class HitDensityCachePolicy(HitDensity, PythonPolicy):
     # -- requests --------------------------------------------------------------------------
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        self._begun(batch, None, None)
+        self._begun(batch, None)
 
-    def _begun(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del now  # hints are ranked by shares of the stated times
+    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
         if not batch:
             return
         said = self._said(hints)
@@ -211,8 +210,7 @@ class HitDensityCachePolicy(HitDensity, PythonPolicy):
     def _extended(self, batch: list[BlockHash]) -> None:
         self._use(batch, 0)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del now
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
         said = self._said(hints)
         self._renew(batch)
         if self._relabel(batch, said) and self._counts:

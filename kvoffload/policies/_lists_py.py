@@ -223,8 +223,8 @@ class LFUCachePolicy(LFU, Lists):
     def _touch(self, batch: list[BlockHash]) -> None:
         self._set_priorities(batch, counts=True)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del hints, now
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        del hints
         self._set_priorities(batch, counts=False)
 
     def _set_priorities(self, batch: list[BlockHash], *, counts: bool) -> None:

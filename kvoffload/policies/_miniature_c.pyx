@@ -251,7 +251,7 @@ cdef class Miniature:
     # -- for Python code -----------------------------------------------------------------------
 
     def serve(
-        self, hashes, Py_ssize_t first, Py_ssize_t stop, hints, now, *,
+        self, hashes, Py_ssize_t first, Py_ssize_t stop, hints, *,
         double position, double before, bint waits=False, bint again=True, bint early=False,
     ):
         """Serve a request; return the number of leading blocks that were ready.
@@ -263,7 +263,7 @@ cdef class Miniature:
         those of released blocks, and the caller releases its blocks.
         """
         cdef Hint said
-        cdef const Hint* hint = self.policy.hint_of(hints, now, &said)
+        cdef const Hint* hint = self.policy.hint_of(hints, &said)
         cdef const Hint* last = hint
         cdef bint ends = hint != NULL and hint.ends
         cdef list batch = self.open(hashes)
@@ -282,10 +282,10 @@ cdef class Miniature:
             raise MemoryError()
         return num_hits
 
-    def finish(self, hashes, hints, now):
+    def finish(self, hashes, hints):
         """Apply a hint that came at the end of a request."""
         cdef Hint said
-        cdef const Hint* hint = self.policy.hint_of(hints, now, &said)
+        cdef const Hint* hint = self.policy.hint_of(hints, &said)
         cdef list batch = self.open(hashes)
         self.c_finish(hint)
 
@@ -352,9 +352,9 @@ cdef class Miniature:
                 self.num_left = 0
                 self.subtract_counts(counts, row)
                 if told is not None:
-                    now, at_begin, at_finish, *_ = told[row]
-                    hint = self.policy.hint_of(at_begin, now, &begins)
-                    last = self.policy.hint_of(at_finish or at_begin, now, &finishes, True)
+                    _, at_begin, at_finish, *_ = told[row]
+                    hint = self.policy.hint_of(at_begin, &begins)
+                    last = self.policy.hint_of(at_finish or at_begin, &finishes, True)
                     if last != NULL and last.ends and not self.policy.ensure_release(size):
                         raise MemoryError()
                 if not self.serve_row(hint, last, told is not None, position, position - lag):

@@ -58,7 +58,6 @@ class Miniature:
         first: int,
         stop: int,
         hints: Hints | None,
-        now: float | None,
         *,
         position: float,
         before: float,
@@ -78,20 +77,20 @@ class Miniature:
         self.end_stores(before)
         if waits:
             self._end_own(hashes)
-        self._begin(hashes, hints, now)
+        self._begin(hashes, hints)
         num_hits = self._ask(hashes[first:stop])
         self._store(hashes, position, ends=ends)
         own = self._entered.values() if early else ()
         for status in own:
             status.ref_cnt = 0
-        self.finish(hashes, None if ends or not again else hints, now)
+        self.finish(hashes, None if ends or not again else hints)
         for status in own:
             status.ref_cnt = -1
         return num_hits
 
-    def _begin(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _begin(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         self.policy._take_back(hashes)
-        self.policy._begun(hashes, hints, now)
+        self.policy._begun(hashes, hints)
 
     def _ask(self, asked: Sequence[BlockHash]) -> int:
         """Count the leading blocks that are ready of those that a request asks for."""
@@ -140,10 +139,10 @@ class Miniature:
         self.stored += num_admitted
         self.not_admitted += len(missing) - num_admitted
 
-    def finish(self, hashes: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def finish(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         """Apply a hint that came at the end of a request."""
         self.policy._take_back(hashes)
-        self.policy._finished(hashes, hints, now)
+        self.policy._finished(hashes, hints)
 
     def release(self, hashes: list[BlockHash]) -> None:
         """Release blocks: they leave before all others."""
@@ -185,7 +184,7 @@ class Miniature:
             numbers = blocks[starts[row] : starts[row + 1]].tolist()
             batch, at = [keys[number] for number in numbers], position + row
             if told is None:
-                self.serve(batch, skipped, len(batch), None, None, position=at, before=at - lag)
+                self.serve(batch, skipped, len(batch), None, position=at, before=at - lag)
             else:
                 self._serve_told(batch, skipped, told[row], at, at - lag)
             counts.append(self._counts())
@@ -198,14 +197,14 @@ class Miniature:
     def _serve_told(
         self, batch: list[BlockHash], first: int, told: Told, position: float, before: float
     ) -> None:
-        now, hints, at_finish, *_ = told
+        _, hints, at_finish, *_ = told
         last = at_finish or hints
         self.end_stores(before)
-        self._begin(batch, hints, now)
+        self._begin(batch, hints)
         met = self._sessions.meet(batch)
         self._ask(batch[first:])
         self._store(batch, position, ends=hints is not None and hints.ends)
-        self.finish(batch, last, now)
+        self.finish(batch, last)
         own = next((index for index, key in enumerate(batch) if key in self._entered), met)
         self._sessions.leave(batch, met, own, 1)
         if last is not None and last.ends:

@@ -233,8 +233,8 @@ class S3FIFOCachePolicy(S3FIFO, Queues):
         self._waiting.discard(block_hash)
         return status
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        del hints, now
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        del hints
         self._use(batch, counts=False)
 
     def _use(self, batch: list[BlockHash], *, counts: bool) -> None:

@@ -13,10 +13,9 @@ cdef enum:
     MOST_SOURCES = 16       # of hints, as in ``types``
 
 
-# The hints of a client on its session, and their time.
+# The hints of a client on its session.
 cdef struct Hint:
     double expect_s         # seconds until the next request that begins alike; 0: not said
-    double now              # seconds on the caller's clock; NaN: on the system's
     int source              # the number that the policy's `c_source` returns for the name
     bint ends
 
@@ -100,9 +99,7 @@ cdef class CompiledPolicy:
     cdef void c_begun(self, Batch* batch, const Hint* hint) noexcept
     # Return `hint`, filled from `hints`, or NULL without hints; this may run Python code.
     # `is_second`: the call at work has filled another one, which it uses first.
-    cdef const Hint* hint_of(
-        self, object hints, object now, Hint* hint, bint is_second=*
-    ) except? NULL
+    cdef const Hint* hint_of(self, object hints, Hint* hint, bint is_second=*) except? NULL
     # Return the number by which the policy knows a source of hints, or will once it is used.
     cdef int c_source(self, str source) except -1
     # Release the batch's blocks but for nodes with a flag of `kept`, last first; room was made.

@@ -5,7 +5,6 @@ See ``_twin_py`` for the Python twin, ``_core`` for the structures.
 
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.math cimport NAN
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
@@ -523,20 +522,16 @@ cdef class CompiledPolicy:
     cdef int c_source(self, str source) except -1:
         return 0
 
-    cdef const Hint* hint_of(
-        self, object hints, object now, Hint* hint, bint is_second=False
-    ) except? NULL:
-        if hints is None and now is None:
+    cdef const Hint* hint_of(self, object hints, Hint* hint, bint is_second=False) except? NULL:
+        if hints is None:
             return NULL
+        if type(hints) is not Hints:  # managers have checked; a policy used alone has not
+            check_hints(hints)
         memset(hint, 0, sizeof(Hint))
-        hint.now = NAN if now is None else now
-        if hints is not None:
-            if type(hints) is not Hints:  # managers have checked; a policy used alone has not
-                check_hints(hints)
-            hint.ends = hints.ends is True
-            if hints.expect_s is not None:
-                hint.expect_s = hints.expect_s
-                hint.source = self.c_source(str(hints.source))
+        hint.ends = hints.ends is True
+        if hints.expect_s is not None:
+            hint.expect_s = hints.expect_s
+            hint.source = self.c_source(str(hints.source))
         return hint
 
     # -- released blocks ---------------------------------------------------------------------

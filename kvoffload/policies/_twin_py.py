@@ -155,7 +155,7 @@ class PythonPolicy(CachePolicy):
         """Implement `finished` for a policy that counts uses."""
         batch = self._open_batch(hashes, "hashes", "finished")
         self._take_back(batch)
-        self._finished(batch, hints, None)
+        self._finished(batch, hints)
 
     def evict(
         self, n: int, protected: Iterable[bytes]
@@ -245,18 +245,18 @@ class PythonPolicy(CachePolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         """Mark blocks as recently used, last hash first."""
 
-    def _begun(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
-        """Use the blocks of a request for the first time; `now` is None without a clock."""
-        del hints, now
+    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the first time."""
+        del hints
         self._touch(batch)
 
     def _extended(self, batch: list[BlockHash]) -> None:
         """Use the blocks that extend a request; they do not begin a new request."""
         self._touch(batch)
 
-    def _finished(self, batch: list[BlockHash], hints: Hints | None, now: float | None) -> None:
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
         """Use the blocks of a request for the last time; this counts as no further use."""
-        del hints, now
+        del hints
         self._touch(batch)
 
     def _take_back(self, batch: list[BlockHash]) -> None:

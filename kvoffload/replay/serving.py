@@ -82,7 +82,7 @@ class GroupServer:
         """Serve a request with the manager, except for the completion of its last stores.
 
         `length` is as from `GroupChunks.length_of`, `local` and `junction` as in its `offers`. The
-        manager receives the hints in `told`; its policy receives the time if it learns by request.
+        manager receives the hints in `told`.
         """
         groups, request = self.groups, self._begin(self._keys(hashes, length), told)
         hit = request.hit_tokens = request.hit(length, local)
@@ -344,7 +344,7 @@ class SteppedRequest:
             if told is None:
                 self._manager.touch(every)
             else:
-                calls.begin(self._manager, list(every), told.at_begin, told.now_s)
+                calls.begin(self._manager, list(every), told.at_begin)
         self._has_begun = True
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:

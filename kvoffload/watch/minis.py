@@ -86,7 +86,7 @@ class Miniatures:
         store. The request finishes after that if its store ends `early`.
         """
         miniature = self.quarters[quarter]
-        hashes, first, _, hints, now = request
+        hashes, first, _, hints = request
         before = position - lag
         if first >= 0:
             miniature.serve(*request, position=position, before=before, waits=waits, early=early)
@@ -95,7 +95,7 @@ class Miniatures:
         if first == RELEASED:  # whatever this miniature would release
             miniature.release(hashes)
         elif self._spec.entry.ranks_by_return:
-            miniature.finish(hashes, hints, now)
+            miniature.finish(hashes, hints)
 
     def set_declining(self, *, allowed: bool) -> None:
         """Allow or forbid the policies to decline blocks that they could make room for."""

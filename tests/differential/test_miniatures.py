@@ -150,13 +150,13 @@ def test_requests_with_hints_and_events(
     for number, batch in enumerate(map(mixed_keys, GENERATED[workload](seed, 100))):
         keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
         first, end = sorted(chance.randint(0, len(keys)) for _ in range(2))
-        told = chance.choice(TOLD), float(number)
-        for hints, now in (told, (None, float(number)), (None, None)):
+        told = chance.choice(TOLD)
+        for hints in (told, None):
             position += 1
             before, waits = position - chance.choice((-1, 0, 0.5, 4)), chance.random() < 0.2
             served = [
                 each.serve(
-                    *(keys, first, end, hints, now),
+                    *(keys, first, end, hints),
                     position=position,
                     before=before,
                     waits=waits,
@@ -169,7 +169,7 @@ def test_requests_with_hints_and_events(
                 pair.do("end_stores", before)
                 pair.do("release", keys[::2])
             if chance.random() < 0.3:
-                pair.do("finish", keys, *told)
+                pair.do("finish", keys, told)
         if number == 50:
             pair.do("clear")
             agree(pair)
@@ -254,7 +254,7 @@ def test_a_store_ends_after_its_lag_or_for_a_request_that_waits(twins: Twins) ->
 
     def hits(position: float, before: float, *keys: bytes, waits: bool = False) -> int:
         when = {"position": position, "before": before, "waits": waits}
-        asked = [*keys], 0, len(keys), None, None
+        asked = [*keys], 0, len(keys), None
         found = [each.serve(*asked, **when) for each in pair.both]
         require_equal(*found, "hits")
         agree(pair)
@@ -281,11 +281,11 @@ def test_a_block_stored_again_takes_a_lag_of_its_own(twins: Twins, twin: int) ->
     """Its first store has ended for a request that waited."""
     miniature = miniature_of(twins[twin], "lru", 1)
     for position, key, waits in ((1, A, False), (2, A, True), (3, B, False), (4, B, True)):
-        miniature.serve([key], 0, 1, None, None, position=position, before=0, waits=waits)
-    miniature.serve([A], 0, 1, None, None, position=5, before=0)  # B leaves
+        miniature.serve([key], 0, 1, None, position=position, before=0, waits=waits)
+    miniature.serve([A], 0, 1, None, position=5, before=0)  # B leaves
     miniature._check()
-    assert miniature.serve([A], 0, 1, None, None, position=6, before=2) == 0
-    assert miniature.serve([A], 0, 1, None, None, position=7, before=6) == 1
+    assert miniature.serve([A], 0, 1, None, position=6, before=2) == 0
+    assert miniature.serve([A], 0, 1, None, position=7, before=6) == 1
 
 
 @pytest.mark.refused_allocations
@@ -296,17 +296,17 @@ def test_without_memory_a_request_is_served_or_raises(twins: Twins, name: str) -
     served = set()
     for index in range(60):
         miniature = miniature_of(twins[1], name, 12)
-        miniature.serve(keys[:2], 0, 2, None, None, position=0, before=0)
+        miniature.serve(keys[:2], 0, 2, None, position=0, before=0)
         fail_after(index)
         try:
-            miniature.serve(keys, 0, 8, TOLD[2], 1.0, position=1, before=0)
+            miniature.serve(keys, 0, 8, TOLD[2], position=1, before=0)
             served.add(True)
         except MemoryError:
             served.add(False)
         finally:
             fail_after(None)
         miniature._check()
-        assert miniature.serve(keys, 0, 8, None, None, position=2, before=2) in (2, 8)
+        assert miniature.serve(keys, 0, 8, None, position=2, before=2) in (2, 8)
         miniature._check()
     assert served == {True, False}
 
@@ -315,7 +315,7 @@ def test_without_memory_a_request_is_served_or_raises(twins: Twins, name: str) -
 def test_what_is_asked_for_is_a_part_of_the_request(twins: Twins, first: int, stop: int) -> None:
     miniature = miniature_of(twins[1], "lru", 4)
     with pytest.raises(ValueError, match=rf"first and stop .* 0 \.\.\. 2, got {first}, {stop}"):
-        miniature.serve([A, B], first, stop, None, None, position=1.0, before=1.0)
+        miniature.serve([A, B], first, stop, None, position=1.0, before=1.0)
     assert miniature.asked == len(miniature.policy) == 0
 
 

@@ -169,11 +169,11 @@ def test_resets_of_a_cache_that_nobody_asks_take_no_memory(twin):
     serve(manager, [A, B])
     for _ in range(10_000):
         manager.reset_cache()
-    assert manager.watch._core.take_requests() == [[[([A, B], 0, 2, None, None)], []]]
+    assert manager.watch._core.take_requests() == [[[([A, B], 0, 2, None)], []]]
     for _ in range(10_000):
         manager.reset_cache()
         manager.lookup([C, D])
     (stretches,) = manager.watch._core.take_requests()
     assert len(stretches) <= 256  # a lookup could have taken them
-    assert all(requests == [([C, D], 0, 2, None, None)] for requests in stretches)
+    assert all(requests == [([C, D], 0, 2, None)] for requests in stretches)
     check_invariants(manager)

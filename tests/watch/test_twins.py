@@ -130,7 +130,7 @@ def test_without_memory_a_request_is_not_collected(twins):
         finally:
             fail_after(None)
         ((requests,),) = manager.watch._core.take_requests()
-        assert requests in ([], [(KEYS, 0, len(KEYS), None, None)])
+        assert requests in ([], [(KEYS, 0, len(KEYS), None)])
         outcomes.append((served, bool(requests)))
         check_invariants(manager)
     assert (True, False) in outcomes

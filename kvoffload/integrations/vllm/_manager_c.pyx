@@ -31,7 +31,6 @@ cimport cython
 cimport numpy as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
-from libc.math cimport NAN
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport (
@@ -347,7 +346,7 @@ cdef class RequestManagerCore:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
-            self.hint = self.policy.hint_of(access.hints, None, &self.said)
+            self.hint = self.policy.hint_of(access.hints, &self.said)
         if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>batch.size):
             raise MemoryError()
         return self.contexts.attach(req_context, new_access, state)
@@ -894,7 +893,7 @@ cdef class RequestManagerCore:
             <Py_ssize_t>access.size if chain is None else len(chain)
         ):
             raise MemoryError()
-        self.hint = self.policy.hint_of(access.hints, None, &self.said)
+        self.hint = self.policy.hint_of(access.hints, &self.said)
         self.contexts.attach(req_context, access, None)
         self.count_ignored(access)
         access.asked_only = False
@@ -925,7 +924,7 @@ cdef class RequestManagerCore:
         if access.ends:
             self.policy.c_release(&self.steps.batch, IS_SHARED)
         if every is not None:
-            self.watching.core.hear(access.hints, NAN)
+            self.watching.core.hear(access.hints)
             self.watching.c_finished(
                 every,
                 every_order,
