@@ -121,11 +121,16 @@ static inline void kvo_region_views(const kvo_region *region, int64_t block, str
     }
 }
 
+struct kvo_pool;
+struct kvo_job;
+static int kvo_must_stop(struct kvo_pool *pool, const struct kvo_job *job);
+
 /* Copy all bytes of the sources to the targets, which are at least as large.
  *
- * `must_stop`, if not NULL, is called after every slice; 0 if it ended the copy. */
+ * For a job, if it is not NULL, the deadlines are checked after every slice; 0 if it is over. */
 static inline int kvo_copy(const struct iovec *sources, int64_t num_sources,
-                           const struct iovec *targets, int (*must_stop)(void *), void *asked) {
+                           const struct iovec *targets, struct kvo_pool *pool,
+                           const struct kvo_job *job) {
     size_t done = 0, from, count, left = (size_t)KVO_SLICE_BYTES;
     int64_t source;
     for (source = 0; source < num_sources; source++) {
@@ -136,14 +141,14 @@ static inline int kvo_copy(const struct iovec *sources, int64_t num_sources,
             }
             count = sources[source].iov_len - from;
             count = count < targets->iov_len - done ? count : targets->iov_len - done;
-            count = count < left || !must_stop ? count : left;
+            count = count < left || !job ? count : left;
             memcpy((uint8_t *)targets->iov_base + done,
                    (const uint8_t *)sources[source].iov_base + from, count);
             done += count;
-            if (!must_stop)
+            if (!job)
                 continue;
             left -= count;
-            if (!left && must_stop(asked))
+            if (!left && kvo_must_stop(pool, job))
                 return 0;
             left = left ? left : (size_t)KVO_SLICE_BYTES;
         }
@@ -236,8 +241,6 @@ typedef struct {
     kvo_job *first, *last;
     int link; /* which `behind` of its jobs */
 } kvo_queue;
-
-struct kvo_pool;
 
 /* A thread, its work, and memory for a run. */
 typedef struct {
@@ -821,10 +824,8 @@ static inline int kvo_drop(kvo_pool *pool, kvo_job *job, int64_t count, int stat
         kvo_queue_remove(&pool->to_copy, job);
     if (job->next >= job->count)
         kvo_queue_remove(&pool->queues[job->op], job);
-    if (job->in_flight || job->copying || job->next < job->count)
-        return 1;
-    kvo_settle(pool, job);
-    return 0;
+    kvo_settle_if_idle(pool, job);
+    return !job->settled;
 }
 
 /* End a job that no thread copies: a staged one at once, a direct one when its calls return. */
@@ -934,17 +935,47 @@ static inline int kvo_move_blocks(kvo_worker *worker, const kvo_job *job, kvo_bl
     return 0;
 }
 
+/* End the jobs whose deadline has passed; report those whose blocks the kernel has as late. */
+static inline void kvo_expire(kvo_pool *pool) {
+    int64_t now = kvo_now();
+    kvo_job *job, *following;
+    pool->wake_at = INT64_MAX;
+    for (job = pool->jobs; job; job = following) {
+        int staged_put = kvo_is_staged_put(pool, job);
+        following = job->following;
+        if (job->ended || job->late)
+            continue;
+        if (job->deadline > now) {
+            if (job->deadline < pool->wake_at)
+                pool->wake_at = job->deadline;
+            continue;
+        }
+        if (job->copying)
+            continue; /* the copying thread ends it */
+        if (!kvo_drop(pool, job, staged_put ? job->copied : job->next, KVO_STATUS_TIMEOUT))
+            continue;
+        if (pool->staging) {
+            kvo_end(pool, job, staged_put && pool->ack_copied ? KVO_STATUS_OK : KVO_STATUS_TIMEOUT);
+        } else {
+            job->late = 1;
+            kvo_tell(pool, &job->is_late);
+        }
+    }
+}
+
 /* Whether a copy from or to the region must end because its job is over. */
 static inline int kvo_is_over(kvo_pool *pool, const kvo_job *job) {
     return job->taken_back || pool->closing || kvo_now() >= job->deadline;
 }
 
-static int kvo_delivery_must_stop(void *asked) {
-    kvo_worker *worker = asked;
+/* End overdue jobs while one is copied; return whether its copy must stop. */
+static int kvo_must_stop(kvo_pool *pool, const kvo_job *job) {
     int is_over;
-    pthread_mutex_lock(&worker->pool->lock);
-    is_over = kvo_is_over(worker->pool, worker->running);
-    pthread_mutex_unlock(&worker->pool->lock);
+    pthread_mutex_lock(&pool->lock);
+    if (kvo_now() >= pool->wake_at)
+        kvo_expire(pool);
+    is_over = kvo_is_over(pool, job);
+    pthread_mutex_unlock(&pool->lock);
     return is_over;
 }
 
@@ -968,7 +999,7 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
             }
             kvo_block_views(pool, run + index, 0, &source);
             kvo_region_views(&pool->region, run[index].id, worker->views);
-            if (!kvo_copy(&source, 1, worker->views, kvo_delivery_must_stop, worker))
+            if (!kvo_copy(&source, 1, worker->views, pool, job))
                 run[index].status = KVO_STATUS_TIMEOUT;
         }
     }
@@ -1096,55 +1127,9 @@ static void *kvo_serve(void *argument) {
 
 /* -- the keeper -------------------------------------------------------------------------------- */
 
-/* End the jobs whose deadline has passed; report those whose blocks the kernel has as late. */
-static inline void kvo_expire(kvo_pool *pool) {
-    int64_t now = kvo_now();
-    kvo_job *job, *following;
-    pool->wake_at = INT64_MAX;
-    for (job = pool->jobs; job; job = following) {
-        int staged_put = kvo_is_staged_put(pool, job);
-        following = job->following;
-        if (job->ended || job->late)
-            continue;
-        if (job->deadline > now) {
-            if (job->deadline < pool->wake_at)
-                pool->wake_at = job->deadline;
-            continue;
-        }
-        if (job->copying)
-            continue; /* the copying thread ends it */
-        if (!kvo_drop(pool, job, staged_put ? job->copied : job->next, KVO_STATUS_TIMEOUT))
-            continue;
-        if (pool->staging) {
-            kvo_end(pool, job, staged_put && pool->ack_copied ? KVO_STATUS_OK : KVO_STATUS_TIMEOUT);
-        } else {
-            job->late = 1;
-            kvo_tell(pool, &job->is_late);
-        }
-    }
-}
-
-typedef struct {
-    kvo_pool *pool;
-    kvo_job *job;
-} kvo_copier;
-
-/* End overdue jobs while one is copied; return whether its copy must stop. */
-static int kvo_copier_must_stop(void *asked) {
-    kvo_copier *copier = asked;
-    int is_over;
-    pthread_mutex_lock(&copier->pool->lock);
-    if (kvo_now() >= copier->pool->wake_at)
-        kvo_expire(copier->pool);
-    is_over = kvo_is_over(copier->pool, copier->job);
-    pthread_mutex_unlock(&copier->pool->lock);
-    return is_over;
-}
-
 /* Copy blocks of the first staged put; 0 if there is none, or no buffer. */
 static inline int kvo_copy_some(kvo_pool *pool, struct iovec *views) {
     kvo_job *job = pool->to_copy.first;
-    kvo_copier copier = {pool, job};
     int64_t most = KVO_SLICE_BYTES / pool->store.slot_bytes, available, index, copied = 0;
     struct iovec target;
     kvo_block *blocks;
@@ -1165,7 +1150,7 @@ static inline int kvo_copy_some(kvo_pool *pool, struct iovec *views) {
     for (copied = 0; copied < most; copied++) {
         kvo_block_views(pool, blocks + copied, 0, &target);
         kvo_region_views(&pool->region, blocks[copied].id, views);
-        if (!kvo_copy(views, pool->region.num_parts, &target, kvo_copier_must_stop, &copier))
+        if (!kvo_copy(views, pool->region.num_parts, &target, pool, job))
             break;
     }
     pthread_mutex_lock(&pool->lock);
@@ -1478,16 +1463,6 @@ static inline void kvo_pool_lacks(kvo_pool *pool, int count) {
     pthread_mutex_lock(&pool->lock);
     pool->threads_left -= count;
     pthread_mutex_unlock(&pool->lock);
-}
-
-/* End the threads; what has not started by then is UNAVAILABLE. 1 if all ended. */
-static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
-    int64_t until = kvo_now() + timeout_ns;
-    (void)kvo_pool_rest(pool, until);
-    if (!kvo_pool_ended(pool, kvo_pool_stop(pool, until)))
-        return 0; /* a thread that returns later uses the pool, so it is kept */
-    kvo_pool_join(pool);
-    return 1;
 }
 
 /* Make a pool and start its keeper and, unless calls are made in Python, its threads. `region` and

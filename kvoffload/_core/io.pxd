@@ -95,7 +95,6 @@ cdef extern from "io.h" nogil:
     int64_t kvo_pool_stop(kvo_pool* pool, int64_t until)
     bint kvo_pool_ended(kvo_pool* pool, int64_t until)
     void kvo_pool_join(kvo_pool* pool)
-    bint kvo_pool_close(kvo_pool* pool, int64_t timeout_ns)
     void kvo_pool_free(kvo_pool* pool)
     void kvo_pool_stats(kvo_pool* pool, int64_t* late_jobs, int64_t* staging_bytes)
     kvo_job* kvo_job_new(int64_t job_id, int op, int64_t size, int64_t timeout_ns, uint64_t generation)

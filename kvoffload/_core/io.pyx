@@ -333,7 +333,9 @@ cdef class Pool:
             return  # in a forked child the state of the threads is undefined
         if not self.ended:
             with nogil:
-                self.ended = kvo_pool_close(self.pool, 0)
+                self.ended = kvo_pool_ended(self.pool, kvo_pool_stop(self.pool, 0))
+                if self.ended:
+                    kvo_pool_join(self.pool)
         if self.ended:
             kvo_pool_free(self.pool)
         else:

@@ -223,6 +223,16 @@ static void *call(void *argument) {
     return NULL;
 }
 
+/* Close as `Pool.close` does; 1 if all threads have ended. */
+static int close_pool(kvo_pool *pool, int64_t timeout_ns) {
+    int64_t until = kvo_now() + timeout_ns;
+    (void)kvo_pool_rest(pool, until);
+    if (!kvo_pool_ended(pool, kvo_pool_stop(pool, until)))
+        return 0;
+    kvo_pool_join(pool);
+    return 1;
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "direct";
     double seconds = argc > 2 ? atof(argv[2]) : 1;
@@ -307,9 +317,9 @@ int main(int argc, char **argv) {
                 kvo_pool_stats(pool, &late, &held);
             }
         }
-        clean = kvo_pool_close(pool, chance() % 2 ? 60000000000 : (int64_t)(chance() % 1000000));
+        clean = close_pool(pool, chance() % 2 ? 60000000000 : (int64_t)(chance() % 1000000));
         while (!clean) /* a slow call: it returns in time */
-            clean = kvo_pool_close(pool, 1000000000);
+            clean = close_pool(pool, 1000000000);
         for (index = 0; store.kind == KVO_CALLS && index < threads; index++)
             pthread_join(callers[index], NULL);
         take_news(pool);
