@@ -66,15 +66,13 @@ class BlocksView(_RingView, Mapping[BlockHash, BlockStatus]):
 class _Items(ItemsView[BlockHash, BlockStatus]):
     """The pairs of a view; a block that leaves during iteration is skipped."""
 
-    __slots__ = ("_view",)
+    __slots__ = ()
 
-    def __init__(self, view: BlocksView) -> None:
-        super().__init__(view)
-        self._view = view
+    _mapping: BlocksView
 
     def __iter__(self) -> Iterator[tuple[BlockHash, BlockStatus]]:
-        for block_hash in self._view:
-            status = self._view.get(block_hash)
+        for block_hash in self._mapping:
+            status = self._mapping.get(block_hash)
             if status is not None:
                 yield block_hash, status
 
@@ -82,14 +80,12 @@ class _Items(ItemsView[BlockHash, BlockStatus]):
 class _Values(ValuesView[BlockStatus]):
     """The statuses of a view; a block that leaves during iteration is skipped."""
 
-    __slots__ = ("_view",)
+    __slots__ = ()
 
-    def __init__(self, view: BlocksView) -> None:
-        super().__init__(view)
-        self._view = view
+    _mapping: BlocksView
 
     def __iter__(self) -> Iterator[BlockStatus]:
-        return (status for _, status in _Items(self._view))
+        return (status for _, status in _Items(self._mapping))
 
 
 class GhostsView(_RingView, AbstractSet[BlockHash]):
