@@ -98,6 +98,10 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept
 # Drop every key. Nodes with an exported status are retired.
 cdef void table_clear(Table* table) noexcept
 cdef void table_new_epoch(Table* table) noexcept
+# Give an array from `reserve`, of `room` entries, one for each node; False if there is no memory.
+cdef bint extend_by_node(
+    Table* table, void** array, uint64_t* room, size_t entry_bytes
+) noexcept
 # Draw a sample: flag the keys of which `sample_of` is below a threshold, now and from now on.
 cdef void table_sample(Table* table, uint32_t below) noexcept
 # Keep the block_id of a node whose status is about to be handed out; False if there is no memory.

@@ -129,9 +129,20 @@ cdef bint grow_index(Table* table, uint64_t num_keys) noexcept:
     return True
 
 
+cdef inline uint64_t reserved_nodes(const Table* table) noexcept:
+    """Return the number of nodes that are reserved, in segments too."""
+    return table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
+
+
+cdef bint extend_by_node(
+    Table* table, void** array, uint64_t* room, size_t entry_bytes
+) noexcept:
+    return extend(array, room, reserved_nodes(table), entry_bytes, room[0])
+
+
 cdef bint table_extend(Table* table, uint64_t more) noexcept:
     cdef uint64_t total = more - min(more, table.num_freed) + table.num_used
-    cdef uint64_t room = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
+    cdef uint64_t room = reserved_nodes(table)
     if total > MOST_NODES:
         return False
     while room < total:
@@ -192,7 +203,6 @@ cdef void table_sample(Table* table, uint32_t below) noexcept:
 
 
 cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
-    cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
     cdef Node* node = node_at(table, node_id)
     if node.flags & SHOWN:
         return True
@@ -200,7 +210,7 @@ cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
     if not extend(
         <void**>&table.kept,
         &table.num_kept,
-        wanted,
+        reserved_nodes(table),
         sizeof(Kept),
         min(table.num_kept, <uint64_t>table.num_used),
     ):

@@ -52,7 +52,7 @@ from kvoffload._core.ghosts cimport (
 )
 from kvoffload._core.index cimport index_approach
 from kvoffload._core.items cimport check_items
-from kvoffload._core.memory cimport discard, extend, grow, release, resize
+from kvoffload._core.memory cimport discard, grow, release, resize
 from kvoffload._core.ring cimport (
     Ring,
     ring_append,
@@ -70,10 +70,9 @@ from kvoffload._core.ring cimport (
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
-    SEGMENT_BITS,
     Node,
     Table,
-    drop_hashed_key,
+    extend_by_node,
     hash_ahead,
     hash_node,
     key_bytes,
@@ -81,7 +80,7 @@ from kvoffload._core.table cimport (
     node_at,
     sample_of,
 )
-from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_find, victims_take
+from kvoffload._core.victims cimport Cursor, Victim, victims_find, victims_take
 from kvoffload.policies._duel_c cimport (
     DENSITY,
     LRU,
@@ -224,13 +223,8 @@ cdef inline bint is_older(const Candidate* one, const Candidate* other) noexcept
 
 cdef inline bint ensure_last(_HitDensity self) noexcept:
     """Reserve room for the last use of every node."""
-    cdef Table* table = &self.storage.table
-    return extend(
-        <void**>&self.last,
-        &self.num_last,
-        table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS),
-        sizeof(uint32_t),
-        self.num_last,
+    return extend_by_node(
+        &self.storage.table, <void**>&self.last, &self.num_last, sizeof(uint32_t)
     )
 
 
@@ -936,20 +930,15 @@ cdef class _HitDensity(CompiledPolicy):
             self.duel.note_store(hashed)
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
-        ring_remove(self.table, ring_of(self, label_of(node)), node)
         if node.note & IS_WALKED:
             walk_remove(
                 &self.walk, walk_find(&self.walk, hash_node(self.table, node), node_id, False)
             )
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef uint32_t node_id = victim.node_id
-        cdef Node* node = node_at(self.table, node_id)
         cdef Record record
-        read_block(self, node_id, &record)
-        ring_remove(self.table, ring_of(self, record.label), node)
-        self.take_off(node_id, node)
-        drop_hashed_key(self.table, node_id, node, victim.hashed)
+        read_block(self, victim.node_id, &record)
+        CompiledPolicy.c_evicted(self, victim)
         remember(self, victim.hashed, &record)
 
     cdef void c_park(self, uint64_t most) noexcept:
@@ -958,8 +947,8 @@ cdef class _HitDensity(CompiledPolicy):
             ring_park_in_use(self.table, ring_at(self, index), most)
 
     cdef void take_off(self, uint32_t node_id, Node* node) noexcept:
-        # It is on no ring any more.
         released_remove(&self.released, node_id)
+        ring_remove(self.table, ring_of(self, label_of(node)), node)
         self.num_resident -= 1
 
     cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
@@ -1000,61 +989,52 @@ cdef class _HitDensity(CompiledPolicy):
 
     # -- searches ----------------------------------------------------------------------------
 
-    cdef bint c_search(self, uint64_t n) noexcept:
+    cdef bint choose(self, uint64_t n, const Batch* batch, int64_t first) noexcept:
+        """Choose up to `n` victims; False, with the search cancelled, without memory.
+
+        Stop at the first of the chosen keys of a batch, if there is one, from `first` on that is
+        declined.
+        """
+        cdef uint32_t position, label
         cdef Candidate* leaves
-        if not self.take_released(n):
-            victims_cancel(&self.victims, self.table)
-            return False
-        if self.victims.size < n:
+        if self.take_released(n) and self.victims.size < n:
             open_candidates(self)
             while self.victims.size < n:
                 leaves = next_to_leave(self)
                 if leaves == NULL:
                     break
+                # A continuation is no denser than its prefix: the first to fail decides.
+                if batch != NULL and self.declines and self.rule == DENSITY:
+                    position = ghosts_find(
+                        &self.memory,
+                        batch.hashes[batch.indexes[first + <int64_t>self.victims.size]],
+                    )
+                    label = 0 if position == NIL else self.memory.items[position].note & FREE
+                    if leaves.density >= row_of(self, label)[STORED]:
+                        break
                 take(self, leaves)
             close_candidates(self)
-        if self.victims.size < n or self.victims.no_memory:
-            victims_cancel(&self.victims, self.table)
+        if self.victims.no_memory:
+            self.cancel()
+        return not self.victims.no_memory
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        if not self.choose(n, NULL, 0):
+            return False
+        if self.victims.size < n:
+            self.cancel()
             return False
         return True
 
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         cdef int64_t admitted = min(n, num_free)
-        cdef uint32_t position, label
-        cdef Candidate* leaves
-        if admitted < n and not self.take_released(<uint64_t>(n - admitted)):
-            victims_cancel(&self.victims, self.table)
+        if not self.choose(<uint64_t>(n - admitted), batch, admitted):
             return -1
         admitted += <int64_t>self.victims.size
-        if admitted < n:
-            open_candidates(self)
-            while admitted < n:
-                leaves = next_to_leave(self)
-                if leaves == NULL:
-                    break
-                # A continuation is no denser than its prefix: the first to fail decides.
-                if self.declines and self.rule == DENSITY:
-                    position = ghosts_find(&self.memory, batch.hashes[batch.indexes[admitted]])
-                    label = 0 if position == NIL else self.memory.items[position].note & FREE
-                    if leaves.density >= row_of(self, label)[STORED]:
-                        break
-                take(self, leaves)
-                admitted += 1
-            close_candidates(self)
-            if self.victims.no_memory:
-                victims_cancel(&self.victims, self.table)
-                return -1
-            if self.declines and self.rule == LRU and admitted < n:
-                victims_cancel(&self.victims, self.table)
-                admitted = 0
+        if self.declines and self.rule == LRU and admitted < n:
+            self.cancel()
+            admitted = 0
         return admitted
-
-    cdef int64_t c_make_room_of_released(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
-        cdef int64_t admitted = min(n, num_free)
-        if not self.take_released(<uint64_t>(n - admitted)):
-            victims_cancel(&self.victims, self.table)
-            return -1
-        return admitted + <int64_t>self.victims.size
 
     cdef void c_settled(self) noexcept:
         if self.duel is not None:

@@ -146,11 +146,6 @@ cdef class Lists(CompiledPolicy):
         for index in range(self.num_lists):
             ring_park_in_use(self.table, &self.rings[index], most)
 
-    cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.node_id)
-        self.take_off(victim.node_id, node)
-        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
-
     cdef const char* c_check(self) noexcept:
         cdef uint64_t total = 0
         cdef int index

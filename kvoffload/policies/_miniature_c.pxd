@@ -1,9 +1,7 @@
 """A miniature, compiled: see ``_miniature_py``."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, uint32_t, uint64_t
-
-cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload.policies._twin_c cimport CompiledPolicy, Hint
@@ -53,14 +51,10 @@ cdef class Miniature:
         bint early=*,
     ) noexcept
     cdef void mark_own(self, int32_t ref_cnt) noexcept
-    # Serve a row of a trace, whose numbers are set; return False if there is no memory.
+    # Serve a row of a trace, whose numbers are set; return False if there is no memory. If it
+    # `is_told` anything, note its session; release the blocks if that ends, for which there is room.
     cdef bint serve_row(
         self, const Hint* hint, const Hint* last, bint is_told, double position, double before
-    ) noexcept
-    # Serve a row with hints, which notes sessions and releases the blocks if its session
-    # ends; there is room for that.
-    cdef Py_ssize_t serve_told(
-        self, const Hint* hint, const Hint* last, double position, double before
     ) noexcept
     cdef Py_ssize_t ask(self) noexcept
     cdef void end_own(self, const Batch* own) noexcept
@@ -76,13 +70,9 @@ cdef class Miniature:
     cdef list open(self, object hashes)
     cpdef void end_stores(self, double before) noexcept
     cpdef void clear(self) noexcept
-    # Note the counts before and after a row is served; see `serve_rows`.
-    cdef void subtract_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept
-    cdef void add_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept
+    # Note the counts so far; see `serve_rows`.
+    cdef void note_counts(self, int64_t* count) noexcept
 
-
-# Return an array for the counts of rows.
-cdef cnp.ndarray new_counts(cnp.npy_intp num_rows)
 
 # Return the address of the elements of a contiguous one-dimensional array.
 cdef void* data_of(str name, object array, int kind) except? NULL

@@ -117,30 +117,24 @@ cdef class Miniature:
     cdef bint serve_row(
         self, const Hint* hint, const Hint* last, bint is_told, double position, double before
     ) noexcept:
-        if is_told:
-            self.serve_told(hint, last, position, before)
-        else:
-            self.c_serve(NULL, NULL, False, position, before)
-        return not self.no_memory
-
-    cdef Py_ssize_t serve_told(
-        self, const Hint* hint, const Hint* last, double position, double before
-    ) noexcept:
         cdef CompiledPolicy policy = self.policy
-        cdef Py_ssize_t num_hits, met, own
+        cdef Py_ssize_t met = 0, own
         self.no_memory = False
         self.end_stores(before)
         find_changed(policy.table, &self.batch)
         policy.begin_request(&self.batch, hint)
-        met = own = meet(policy.table, &self.batch, 0)
-        num_hits = self.ask()
+        if is_told:
+            met = meet(policy.table, &self.batch, 0)
+        self.ask()
+        own = met
         if self.store(&self.batch, position, hint != NULL and hint.ends) > 0:
             own = <Py_ssize_t>self.batch.indexes[0]
         self.c_finish(last)
-        leave(policy.table, &self.batch, met, own, 1)
+        if is_told:
+            leave(policy.table, &self.batch, met, own, 1)
         if last != NULL and last.ends:
             policy.c_release(&self.batch, IS_SHARED)
-        return num_hits
+        return not self.no_memory
 
     cdef Py_ssize_t ask(self) noexcept:
         """Count the leading blocks that are ready of those that the request asks for."""
@@ -318,9 +312,11 @@ cdef class Miniature:
         cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
         cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
         cdef cnp.npy_intp num_rows = len(first)
+        cdef cnp.npy_intp[2] shape = [num_rows + 1, NUM_COUNTS]
         cdef Py_ssize_t row, index, size
         cdef PyObject** items = list_items(keys)
-        cdef cnp.ndarray counts = new_counts(num_rows)
+        cdef cnp.ndarray counts = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
+        cdef int64_t* count = <int64_t*>cnp.PyArray_DATA(counts)
         if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
         if told is not None and len(told) != num_rows:
@@ -335,6 +331,7 @@ cdef class Miniature:
                     raise ValueError(f"row {row} must have keys, got {all_blocks[index]}")
                 if first_bad(items + all_blocks[index], 0, 1) == 0:
                     raise batch_error(keys, "keys")
+        self.note_counts(count)
         try:
             for row in range(num_rows):
                 size = <Py_ssize_t>(start[row + 1] - start[row])
@@ -350,7 +347,6 @@ cdef class Miniature:
                     self.batch.node_ids[index] = node_ids[self.numbers[index]]
                 self.first, self.stop = <Py_ssize_t>before[row], size
                 self.num_left = 0
-                self.subtract_counts(counts, row)
                 if told is not None:
                     _, at_begin, at_finish, *_ = told[row]
                     hint = self.policy.hint_of(at_begin, &begins)
@@ -359,29 +355,21 @@ cdef class Miniature:
                         raise MemoryError()
                 if not self.serve_row(hint, last, told is not None, position, position - lag):
                     raise MemoryError()
-                self.add_counts(counts, row)
+                count += NUM_COUNTS
+                self.note_counts(count)
                 position += 1.0
                 for index in range(size):
                     node_ids[self.numbers[index]] = self.batch.node_ids[index]
         finally:
             self.numbers = NULL
-        return counts
+        return counts[1:] - counts[:-1]
 
-    cdef void add_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept:
-        cdef int64_t* count = <int64_t*>cnp.PyArray_DATA(counts) + row * NUM_COUNTS
-        count[0] += <int64_t>self.hits
-        count[1] += <int64_t>self.stored
-        count[2] += <int64_t>self.evicted
-        count[3] += <int64_t>self.refused
-        count[4] += <int64_t>self.not_admitted
-
-    cdef void subtract_counts(self, cnp.ndarray counts, Py_ssize_t row) noexcept:
-        cdef int64_t* count = <int64_t*>cnp.PyArray_DATA(counts) + row * NUM_COUNTS
-        count[0] = -<int64_t>self.hits
-        count[1] = -<int64_t>self.stored
-        count[2] = -<int64_t>self.evicted
-        count[3] = -<int64_t>self.refused
-        count[4] = -<int64_t>self.not_admitted
+    cdef void note_counts(self, int64_t* count) noexcept:
+        count[0] = <int64_t>self.hits
+        count[1] = <int64_t>self.stored
+        count[2] = <int64_t>self.evicted
+        count[3] = <int64_t>self.refused
+        count[4] = <int64_t>self.not_admitted
 
     def changes(self):
         """Return the blocks that left and that entered for the last row that was served.
@@ -418,12 +406,6 @@ cdef class Miniature:
             raise MemoryError()
         batch_set(&self.batch, list_items(batch), len(batch))
         return batch
-
-
-cdef cnp.ndarray new_counts(cnp.npy_intp num_rows):
-    cdef cnp.npy_intp shape[2]
-    shape[0], shape[1] = num_rows, NUM_COUNTS
-    return cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
 
 
 cdef void* data_of(str name, object array, int kind) except? NULL:

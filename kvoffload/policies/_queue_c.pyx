@@ -31,7 +31,7 @@ from kvoffload._core.heap cimport (
     heap_pop,
     heap_push,
 )
-from kvoffload._core.memory cimport discard, extend, grow, release
+from kvoffload._core.memory cimport discard, grow, release
 from kvoffload._core.ring cimport (
     Ring,
     parking_position,
@@ -52,11 +52,10 @@ from kvoffload._core.table cimport (
     NIL,
     PARKED,
     RESIDENT,
-    SEGMENT_BITS,
     Node,
     drop_block,
-    drop_hashed_key,
     drop_key,
+    extend_by_node,
     node_at,
 )
 from kvoffload._core.victims cimport Victim, evictable, victims_list_aside, victims_set_aside
@@ -102,12 +101,8 @@ cdef class Queues(CompiledPolicy):
         discard(self.changes)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        cdef uint64_t num_nodes, room = self.num_positions
-        if not CompiledPolicy.c_ensure(self, more):
-            return False
-        num_nodes = self.table.num_reserved + (<uint64_t>self.table.num_segments << SEGMENT_BITS)
-        return extend(
-            <void**>&self.positions, &self.num_positions, num_nodes, sizeof(uint64_t), room
+        return CompiledPolicy.c_ensure(self, more) and extend_by_node(
+            self.table, <void**>&self.positions, &self.num_positions, sizeof(uint64_t)
         )
 
     # -- queues ------------------------------------------------------------------------------
@@ -329,10 +324,8 @@ cdef class Queues(CompiledPolicy):
         return first
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.node_id)
-        self.leaves(victim.node_id, node)
-        self.take_off(victim.node_id, node)
-        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
+        self.leaves(victim.node_id, node_at(self.table, victim.node_id))
+        CompiledPolicy.c_evicted(self, victim)
 
     cdef void c_settled(self) noexcept:
         self.searching = False
@@ -496,9 +489,8 @@ cdef class _S3FIFO(Queues):
         self.finish_alone(hashes)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        cdef uint64_t room = self.links_room
-        return Queues.c_ensure(self, more) and extend(
-            <void**>&self.links, &self.links_room, self.num_positions, sizeof(Link), room
+        return Queues.c_ensure(self, more) and extend_by_node(
+            self.table, <void**>&self.links, &self.links_room, sizeof(Link)
         )
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:

@@ -78,8 +78,6 @@ cdef class CompiledPolicy:
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept
     # Search for exactly `n` victims; False, with the search cancelled, if there are fewer.
     cdef bint c_search(self, uint64_t n) noexcept
-    # Remove a victim from its ring; it becomes a ghost or is dropped.
-    cdef void c_evicted(self, const Victim* victim) noexcept
     # Handle a resident block that is about to be dropped, not evicted; it is still on its ring.
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept
     # Called when all victims of a search are gone.
@@ -91,6 +89,8 @@ cdef class CompiledPolicy:
     cdef const char* c_check(self) noexcept
 
     # -- methods that a policy may redefine -----------------------------------------------
+    # Remove a victim from its ring; it is dropped, or becomes a ghost.
+    cdef void c_evicted(self, const Victim* victim) noexcept
     # Touch the blocks that extend a request; this begins no request.
     cdef void c_extended(self, Batch* batch) noexcept
     # Touch the blocks of a finishing request: they become recent; this counts as no further use.

@@ -25,6 +25,7 @@ from kvoffload._core.table cimport (
     RESIDENT,
     Block,
     add_key,
+    drop_hashed_key,
     drop_key,
     hash_key,
     index_find,
@@ -626,7 +627,9 @@ cdef class CompiledPolicy:
         return False
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        pass
+        cdef Node* node = node_at(self.table, victim.node_id)
+        self.take_off(victim.node_id, node)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         pass
