@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from kvoffload.errors import describe
@@ -40,14 +41,13 @@ class Option:
         TypeError, ValueError
             If `value` is invalid; the message names option, rule and value.
         """
-        kind = type(self.default)
+        kind: Any = type(self.default)
         noun = "an integer" if kind is int else "a number"
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise TypeError(f"{self.name} must be {noun}, got {describe(value)}")
-        if kind is int and isinstance(value, float):
+        kinds = (Integral if kind is int else Real, str)
+        if isinstance(value, bool) or not isinstance(value, kinds):
             raise TypeError(f"{self.name} must be {noun}, got {describe(value)}")
         try:
-            parsed = kind(value)
+            parsed: int | float = kind(value)
         except (ValueError, OverflowError):
             raise ValueError(f"{self.name} must be {noun}, got {describe(value)}") from None
         if not self.minimum <= parsed <= self.maximum:
