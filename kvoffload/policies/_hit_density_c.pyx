@@ -764,14 +764,14 @@ cdef class _HitDensity(CompiledPolicy):
         return {} if duel is None else dict(zip(RULES, duel.hits))
 
     def _hint_gain(self):
+        cdef Duel duel
         self.require_ready()
-        if self.duel is None or not self._learned.is_hinted:
+        duel = self.duel  # held: a small cache is built by Python code, which may build this anew
+        if duel is None or not self._learned.is_hinted:
             return None
-        if self.duel.without_hints is None:
-            self.duel.compare(self._small(self.duel.by_density.policy.capacity))
-        return self.duel.gain.seen(
-            self.duel.by_density.policy.capacity, self.duel.rule == DENSITY
-        )
+        if duel.without_hints is None:
+            duel.compare(self._small(duel.by_density.policy.capacity))
+        return duel.gain.seen(duel.by_density.policy.capacity, duel.rule == DENSITY)
 
     def _row_without_hints(self, int reuse_class):
         self.require_ready()

@@ -19,13 +19,10 @@ from tests.differential.pairs import Pair, Twins
 from tests.differential.traffic import STEPS, Traffic
 from tests.parts import ListBackend
 
-SEQUENCES = 40
-"""Random sequences of calls per policy, before the budget is applied."""
-
 
 @pytest.mark.parametrize("name", registry.names())
 def test_requests_that_overlap(twins: Twins, seed: int, name: str) -> None:
-    for number in range(max(1, round(SEQUENCES * read_budget()))):
+    for number in range(max(1, round(40 * read_budget()))):
         Traffic.of(twins, name, seed + number).run(80)
 
 

@@ -153,9 +153,6 @@ class Traffic:
         size = self.draw.randrange(1, self.longest + 1)
         return mixed_keys(number % self.known for number in range(first, first + size))
 
-    def any_of(self, things: list[Any]) -> Any:
-        return things[self.draw.randrange(len(things))]
-
     def take(self, things: list[Any]) -> Any:
         return things.pop(self.draw.randrange(len(things)))
 
@@ -169,7 +166,7 @@ class Traffic:
         if name not in OF_REQUESTS:
             getattr(self, name)()
         elif self.requests:
-            getattr(self, name)(self.any_of(self.requests))
+            getattr(self, name)(self.draw.choice(self.requests))
 
     def begin(self) -> None:
         said = drawn_hints(self.draw) if self.has_hints else None
