@@ -98,21 +98,26 @@ cdef int fill_region(kvo_region* target, object region) except -1:
     return 0
 
 
-cdef int fill_fingerprint(kvo_store* store, bytes fingerprint) except -1:
-    if len(fingerprint) > <Py_ssize_t>sizeof(store.fingerprint):
-        raise ValueError("fingerprint must have at most 64 bytes")
-    memcpy(store.fingerprint, PyBytes_AS_STRING(fingerprint), len(fingerprint))
-    store.fingerprint_bytes = len(fingerprint)
-    return 0
+cdef class Store:
+    """Where the threads of a pool keep blocks; see the subclasses."""
+
+    cdef kvo_store store
+    cdef object target  # of calls
+
+    cdef int set_fingerprint(self, bytes fingerprint) except -1:
+        if len(fingerprint) > <Py_ssize_t>sizeof(self.store.fingerprint):
+            raise ValueError("fingerprint must have at most 64 bytes")
+        memcpy(self.store.fingerprint, PyBytes_AS_STRING(fingerprint), len(fingerprint))
+        self.store.fingerprint_bytes = len(fingerprint)
+        return 0
 
 
-cdef class MemoryStore:
+cdef class MemoryStore(Store):
     """Blocks in a second region: slot i is its block i.
 
     `sums` ((slots,) uint64) has the sum of the bytes in each slot and is kept up to date.
     """
 
-    cdef kvo_store store
     cdef object region, kept_sums
     cdef uint64_t[::1] sums
     cdef uint8_t[::1] writing  # slots that are being written
@@ -122,7 +127,7 @@ cdef class MemoryStore:
         self.sums = self.kept_sums = sums
         self.writing = np.zeros(len(sums), np.uint8)
         fill_region(&self.store.memory, region)
-        fill_fingerprint(&self.store, fingerprint)
+        self.set_fingerprint(fingerprint)
         self.store.kind = KVO_MEMORY
         self.store.direct = 1
         self.store.block_bytes = self.store.slot_bytes = region.block_bytes
@@ -133,7 +138,7 @@ cdef class MemoryStore:
         free(self.store.memory.parts)
 
 
-cdef class FileStore:
+cdef class FileStore(Store):
     """Blocks in the slots of a file, their seals in the table of another; neither is closed here.
 
     `direct` passes the region's memory to the kernel. `slot_bytes` is the stride of slots, and
@@ -142,7 +147,6 @@ cdef class FileStore:
     whether the table may have a seal of the slot.
     """
 
-    cdef kvo_store store
     cdef uint64_t[::1] sums
     cdef uint8_t[::1] written
 
@@ -161,7 +165,7 @@ cdef class FileStore:
     ):
         self.sums = sums
         self.written = written
-        fill_fingerprint(&self.store, fingerprint)
+        self.set_fingerprint(fingerprint)
         self.store.kind = KVO_FILE
         self.store.direct = bool(direct)
         self.store.data_fd = data_fd
@@ -173,7 +177,7 @@ cdef class FileStore:
         self.store.written = &self.written[0]
 
 
-cdef class CallStore:
+cdef class CallStore(Store):
     """Calls of an object, which threads of Python make, several at once.
 
     What it keeps of a block are its `block_bytes` and its seal behind them, in a buffer of
@@ -186,14 +190,11 @@ cdef class CallStore:
     ``target.chore(kind, data)`` does what `Pool.chore` was given, and returns a status.
     """
 
-    cdef kvo_store store
-    cdef object target
-
     def __cinit__(
         self, target, *, block_bytes, slot_bytes, fingerprint, blocks_per_call, keys_per_query
     ):
         self.target = target
-        fill_fingerprint(&self.store, fingerprint)
+        self.set_fingerprint(fingerprint)
         self.store.kind = KVO_CALLS
         self.store.block_bytes = block_bytes
         self.store.slot_bytes = slot_bytes
@@ -221,21 +222,13 @@ cdef class Pool:
     cdef bint stopped  # a close has begun
     cdef int pid
 
-    def __cinit__(self, region, store, threads, staging=None, *, ack_copied=True):
+    def __cinit__(self, region, Store store not None, threads, staging=None, *, ack_copied=True):
         cdef kvo_region described
         cdef int num_threads = threads
         cdef uint8_t* memory = NULL
         cdef int64_t num_buffers = 0
         cdef bint copied = ack_copied
-        if isinstance(store, FileStore):
-            self.store = (<FileStore>store).store
-        elif isinstance(store, MemoryStore):
-            self.store = (<MemoryStore>store).store
-        elif isinstance(store, CallStore):
-            self.store = (<CallStore>store).store
-            self.target = (<CallStore>store).target
-        else:
-            raise TypeError(f"store must be a FileStore, MemoryStore or CallStore, got {store!r}")
+        self.store, self.target = store.store, store.target
         if not self.store.direct:
             memory = <uint8_t*><size_t>staging.address
             num_buffers = staging.num_blocks

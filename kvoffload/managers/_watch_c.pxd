@@ -207,8 +207,8 @@ cdef class WatchCore:
     # it, and are used. Generated tokens are not asked for, but take room like others.
     cdef void on_event(self, int event) noexcept
     cpdef void on_reset(self) noexcept
-    # What the client of the next request said, and the keys before those that it asks for, which the
-    # device has.
+    # What the client of the next request said, and the keys before those that it asks for, which
+    # the device has.
     cpdef void hear(self, object hints, list before=*) noexcept
     # Count a client's hints on its session, before the call changes anything.
     cpdef int note_hints(self, str source, bint ends, bint expects) except -1

@@ -52,7 +52,7 @@ cdef class Miniature:
     ) noexcept
     cdef void mark_own(self, int32_t ref_cnt) noexcept
     # Serve a row of a trace, whose numbers are set; return False if there is no memory. If it
-    # `is_told` anything, note its session; release the blocks if that ends, for which there is room.
+    # `is_told` anything, note its session; release the blocks if that ends: there is room.
     cdef bint serve_row(
         self, const Hint* hint, const Hint* last, bint is_told, double position, double before
     ) noexcept

@@ -20,7 +20,7 @@ from tests.differential.workloads import GENERATED, mixed_keys
 from tests.observation import observe
 
 TOLD = (None, Hints(ends=True), Hints(expect_s=3.0, source="a"), Hints(ends=True, expect_s=30.0))
-COUNTED = {
+COUNTED = {  # counts of miniatures, and those of managers
     "asked": "lookup_blocks",
     "hits": "hit_blocks",
     "stored": "stored_blocks",
@@ -28,7 +28,6 @@ COUNTED = {
     "not_admitted": "not_admitted",
     "refused": "refused_stores",
 }
-"""Counts of miniatures, and those of managers."""
 
 
 def miniature_of(twin: ModuleType, name: str, capacity: int) -> Any:

@@ -19,8 +19,7 @@ from tests.differential.workloads import mixed_keys
 
 CAPACITIES = (1, 4, 6, 9, 16, 30, 80)
 FIRST_UNKNOWN = 10**6
-PARTS = ("lookup", "prepare_load", "complete_load", "prepare_store")
-"""Methods of a request that take a part of it."""
+PARTS = ("lookup", "prepare_load", "complete_load", "prepare_store")  # of a request
 
 STEPS = {
     "begin": 20.0,
@@ -38,14 +37,9 @@ STEPS = {
 }
 """Methods of `Traffic`, and how often each is called."""
 
-OF_REQUESTS = ("load", "use_a_part", "store", "finish", "extend")
-"""Those that take an open request."""
-
-SOURCES = 20
-"""More than are told apart."""
-
-EXTREMES = (1e-9, 1e12, 1e300)
-"""Seconds that are cut to what is counted."""
+OF_REQUESTS = ("load", "use_a_part", "store", "finish", "extend")  # these take an open request
+SOURCES = 20  # more than are told apart
+EXTREMES = (1e-9, 1e12, 1e300)  # seconds that are cut to what is counted
 
 
 def drawn_hints(draw: random.Random) -> Hints | None:

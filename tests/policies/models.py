@@ -410,7 +410,7 @@ class S3FIFOModel(PolicyModel):
         self.ghosts = [block for block in self.ghosts if block not in gone]
 
 
-MODELS: dict[str, type[PolicyModel]] = {
+MODELS: dict[str, type[PolicyModel]] = {  # what hit density learns is in `test_hit_density`
     "lru": RecencyModel,
     "arc": AdaptiveModel,
     "arc-classic": PublishedAdaptiveModel,
@@ -419,4 +419,3 @@ MODELS: dict[str, type[PolicyModel]] = {
     "sieve": SieveModel,
     "s3fifo": S3FIFOModel,
 }
-"""By the name of the policy; what hit density learns is in `test_hit_density`."""

@@ -16,8 +16,7 @@ from tests.sources import plain
 
 SOURCE = Path(kvoffload.policies.__file__).with_name("_learned.py")
 LENGTH = 4
-FIRST_SAID = 2 * _learned.NUM_STEPS
-"""The least of what a source may say."""
+FIRST_SAID = 2 * _learned.NUM_STEPS  # the least of what a source may say
 
 
 def serve(learned: Any, gaps: Any, num_blocks: int, requests: int, says: Any = lambda: 0) -> None:

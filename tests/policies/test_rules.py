@@ -20,8 +20,7 @@ pytestmark = pytest.mark.fast
 
 BLOCKS = list(NAMES)
 REF_CNTS = (0, 0, 0, -1, 1)
-SHARES = {"slru": "protected", "s3fifo": "small"}
-"""Options that are a share of the capacity."""
+SHARES = {"slru": "protected", "s3fifo": "small"}  # options that are a share of the capacity
 
 
 def shown(value: Any) -> Any:
