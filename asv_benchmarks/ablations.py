@@ -172,7 +172,7 @@ def hit_ratio(requests: Requests, policy: str, capacity: int) -> float:
     with secrets_from(REPEATABLE):
         cache = registry.parse(policy).new_miniature("py", capacity)
     for position, batch in enumerate(requests):
-        cache.serve(batch, 0, len(batch), None, None, position=position, before=position)
+        cache.serve(batch, 0, len(batch), None, position=position, before=position)
     return int(cache.hits) / sum(map(len, requests))
 
 
