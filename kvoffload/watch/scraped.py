@@ -193,8 +193,12 @@ def _unescaped(escape: re.Match[str]) -> str:
     return "\n" if escape[1] == "n" else escape[1]
 
 
-def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
-    """Add up a fleet; for engines that did not restart, count from `before`, the previous view."""
+def view(engines: Sequence[Engine], before: Sequence[Engine] | None = None) -> View:
+    """Add up a fleet; count since `before`, the engines of the previous view, or since the start.
+
+    An engine that has restarted, of which some counter has fallen, counts since then; one that
+    `before` lacks does not count yet.
+    """
     fleet = _added_up(engines, before)
     missed = fleet.values["sampled_missed_blocks"]
     all_missed = sum(missed.values())
@@ -225,17 +229,24 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
     )
 
 
-def _added_up(engines: Sequence[Engine], before: Sequence[Engine]) -> Engine:
+def _added_up(engines: Sequence[Engine], before: Sequence[Engine] | None) -> Engine:
     """Return the sum of each series, for counters since `before`, as one engine."""
-    former = {engine.labels: engine for engine in before}
+    former = {engine.labels: engine for engine in before or ()}
     fleet = Engine(())
     for engine in engines:
+        past = Engine(()) if before is None else former.get(engine.labels, engine)
+        counters = {name for name in engine.values if _KNOWN[name].kind == "counter"}
+        if any(
+            value < past.value(name, *labels)
+            for name in counters
+            for labels, value in engine.values[name].items()
+        ):
+            past = Engine(())
         for name, series in engine.values.items():
-            counts = _KNOWN[name].kind == "counter" and engine.labels in former
             sums = fleet.values[name]
             for labels, value in series.items():
-                past = former[engine.labels].value(name, *labels) if counts else 0.0
-                sums[labels] = sums.get(labels, 0.0) + (value if value < past else value - past)
+                counted = past.value(name, *labels) if name in counters else 0.0
+                sums[labels] = sums.get(labels, 0.0) + (value - counted)
     return fleet
 
 
