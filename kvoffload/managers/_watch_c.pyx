@@ -183,11 +183,13 @@ cdef class WatchCore:
         return 0
 
     cdef int tick(self) except -1:
+        cdef int64_t present = self.start
         if self.clock is not None:
             try:
-                self.present = self.clock()
+                present = self.clock()
             except Exception:
                 pass
+            self.present = max(self.present, present)  # it may go back
         return 0
 
     cdef int begin_lookup(self) except -1:
@@ -641,7 +643,7 @@ cdef class WatchCore:
         for index in range(self.num_open):
             transfer = self.transfers + index
             ids = [transfer.block_ids[at] for at in range(transfer.size)]
-            age = (<double>now - <double>transfer.time) / 1000  # a clock may go back
+            age = <double>(now - transfer.time) / 1000
             found.append((transfer.serial, KINDS[transfer.kind], age, ids))
         return found
 

@@ -107,7 +107,7 @@ def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
     """Return the request for a watch, None for None; TypeError if `watch` is not a ``Watch``."""
     if watch is None:
         return None
-    if not (hasattr(watch, "_plan") and hasattr(watch, "_join")):
+    if isinstance(watch, type) or not (hasattr(watch, "_plan") and hasattr(watch, "_join")):
         raise TypeError(f"watch must be a Watch or None, got {describe(watch)}")
     return WatchRequest(watch, cache_policy)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvoffload._checks import as_batch, check_bool, check_instance, check_int, check_number
 from kvoffload._implementation import require_compiled
+from kvoffload._printable import plural
 from kvoffload._sampling import secrets_from
 from kvoffload.errors import describe
 from kvoffload.managers._watching import CAUSES, COUNTERS, KINDS, SAMPLE_RANGE, WatchPlan
@@ -66,7 +67,8 @@ class Watch:
     secret : bytes, optional
         64 bytes that determine the sample; random by default, so that no client can predict it.
     clock : callable, optional
-        Returns seconds; by default the system's monotonic clock.
+        Returns seconds; by default the system's monotonic clock. If it goes back or fails, the time
+        stands still.
 
     Raises
     ------
@@ -236,12 +238,12 @@ class Watch:
                 if each.id not in self._logged:
                     self._logged.add(each.id)
                     logger.warning(
-                        "a %s of %d blocks was prepared %.0f s ago and not completed; %d blocks "
-                        "are still held, the first in slot %d",
+                        "a %s of %s was prepared %.0f s ago and not completed; it still holds %s, "
+                        "the first in slot %d",
                         each.kind,
-                        each.num_blocks,
+                        plural(each.num_blocks, "block"),
                         each.seconds,
-                        len(each.block_ids),
+                        plural(len(each.block_ids), "block"),
                         each.block_ids[0],
                     )
             self._logged.intersection_update([each.id for each in found])

@@ -673,9 +673,9 @@ def test_a_clock_that_goes_back_or_fails_stops_the_time(twin):
     assert manager.watch._core.now() == 0
     clock.seconds += 12
     serve(manager, [A, B])
-    clock.seconds = "no number"
-    assert serve(manager, [A, B, C]) == 2
-    assert manager.watch._core.now() == 2000
+    for hits, clock.seconds in ((2, 1001), (3, "no number")):
+        assert serve(manager, [A, B, C]) == hits
+        assert manager.watch._core.now() == 2000
     check_invariants(manager)
 
 
@@ -730,8 +730,9 @@ def test_a_watch_belongs_to_one_manager(twin):
     assert twin.CPUOffloadingManager(16, 8).watch is None
     with pytest.raises(ValueError, match="watch must be a Watch of its own"):
         twin.CPUOffloadingManager(16, 8, watch=watch)
-    with pytest.raises(TypeError, match="watch must be a Watch or None, got"):
-        twin.CPUOffloadingManager(16, 8, watch=7)
+    for other in (7, Watch):
+        with pytest.raises(TypeError, match="watch must be a Watch or None, got"):
+            twin.CPUOffloadingManager(16, 8, watch=other)
     del manager
     gc.collect()
     assert watch.overdue() == []
@@ -828,5 +829,5 @@ def test_an_overdue_transfer_is_logged_once_by_all_threads(twin, caplog, monkeyp
     assert manager.watch.overdue() == []
     other.join()
     (found,) = manager.watch.overdue()
-    assert len(caplog.records) == 1
+    assert ["a store of 1 block was" in each for each in caplog.messages] == [True]
     assert found.id == 1
