@@ -68,7 +68,7 @@ def describe(value: object) -> str:
     """Return any value as a short text of one line."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_INT_BITS:
         return f"an integer of {value.bit_length()} bits"
-    text = reprlib.repr(value)
+    text = " ".join(map(str.strip, reprlib.repr(value).splitlines()))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from kvoffload._checks import as_batch, check_hints, check_part
+from kvoffload._printable import plural
 from kvoffload.errors import cannot_pickle, describe, request_finished
 from kvoffload.types import BlockHash, Hints, OffloadingEvent, PrepareStoreOutput, Spec_co
 
@@ -665,7 +666,8 @@ def take_part(parts: list[Part], start: int, stop: int) -> tuple[list[Part], lis
 
 def request_summary(request: Request[Any]) -> str:
     """Return the ``repr`` of a request of either twin."""
-    return f"<Request of {len(request)} blocks, {'finished' if request.is_finished else 'open'}>"
+    state = "finished" if request.is_finished else "open"
+    return f"<Request of {plural(len(request), 'block')}, {state}>"
 
 
 def check_now(now: Any) -> None:

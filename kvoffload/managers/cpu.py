@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvoffload._checks import check_block_size, check_bool, check_num_blocks
+from kvoffload._printable import plural
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.policies._ownership import check_owner
@@ -89,7 +90,7 @@ def _resolve(
         except NotImplementedError:
             num_resident = 0
         if num_resident:
-            raise ValueError(f"cache_policy must be empty, got {num_resident} blocks")
+            raise ValueError(f"cache_policy must be empty, got {plural(num_resident, 'block')}")
         return cache_policy, None
     raise TypeError(
         "cache_policy must be a name, a CachePolicy subclass or an instance, "

@@ -50,6 +50,7 @@ def construct(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
             for argument in ("num_blocks", "block_size")
             for sign in (-1, 1)
         ),
+        ("num_blocks", np.array([[4], [5]]), "an integer, got array([[4], [5]])"),
         *(
             (argument, value, f"an integer, got {value!r}")
             for argument in ("num_blocks", "block_size")

@@ -307,10 +307,11 @@ def test_a_request_keeps_its_manager(build: Build) -> None:
 
 
 def test_a_repr_tells_the_state(build: Build) -> None:
-    request = build(4).begin([A, B])
+    request = build(4).begin([A])
     assert isinstance(request, Request)
     assert bool(build(4).begin([]))  # it is more than its blocks
-    assert repr(request) == "<Request of 2 blocks, open>"
+    assert repr(request) == "<Request of 1 block, open>"
+    request.extend([B])
     request.finish()
     assert repr(request) == "<Request of 2 blocks, finished>"
 
