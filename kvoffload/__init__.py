@@ -25,7 +25,6 @@ from .managers.base import OffloadingManager as OffloadingManager
 from .managers.base import Request as Request
 from .managers.cpu import CPUOffloadingManager as CPUOffloadingManager
 from .managers.lru import LRUOffloadingManager as LRUOffloadingManager
-from .policies import builtin as _builtin
 from .policies.base import CachePolicy as CachePolicy
 from .policies.builtin import *  # every policy of the table
 from .types import BlockHash as BlockHash
@@ -42,32 +41,8 @@ __version__ = "0.5.0"
 
 if not _typing.TYPE_CHECKING:  # type checkers infer public names from the imports
     __all__ = [
-        "IMPLEMENTATION",
-        "ARCOffloadingManager",
-        "Backend",
-        "BackendError",
-        "BlockHash",
-        "BlockIDsLoadStoreSpec",
-        "BlockNotFoundError",
-        "BlockNotPinnedError",
-        "BlockNotReadyError",
-        "BlockStatus",
-        "CPUBackend",
-        "CPULoadStoreSpec",
-        "CPUOffloadingManager",
-        "CachePolicy",
-        "GPULoadStoreSpec",
-        "Hints",
-        "LRUOffloadingManager",
-        "LoadStoreSpec",
-        "OffloadError",
-        "OffloadingEvent",
-        "OffloadingManager",
-        "PolicyError",
-        "PrepareStoreOutput",
-        "RefCountOverflowError",
-        "Request",
-        "RequestFinishedError",
-        "__version__",
+        name
+        for name, value in vars().items()
+        if not (name.startswith("_") or isinstance(value, type(_typing)))
     ]
-    __all__ += _builtin.__all__
+    __all__ += ["__version__"]

@@ -20,7 +20,7 @@ if not PACKAGE.is_dir():
 LAYERS = [
     {"errors"},
     {"types"},
-    {"_checks", "_extras", "_hold", "_interrupts", "_metrics", "_sampling"},
+    {"_checks", "_extras", "_hold", "_interrupts", "_metrics", "_printable", "_sampling"},
     {"_sizes"},
     {"_collector"},
     {"_implementation"},
@@ -28,7 +28,7 @@ LAYERS = [
     {"policies"},
     {"backends"},
     {"managers"},
-    {"__init__", "_output_file", "_printable"},
+    {"__init__", "_output_file"},
     {"tiers", "watch"},
     {"testing"},
     {"traces"},
@@ -44,7 +44,7 @@ PUBLIC = LEVELS["__init__"]
 DOCUMENTED = {"errors", "types", "policies.registry", "managers.calls", "managers.forwarding"}
 # and these are the same for every module
 DOCUMENTED |= {"_checks", "_extras", "_hold", "_implementation", "_interrupts"}
-DOCUMENTED |= {"_sampling", "_sizes"}
+DOCUMENTED |= {"_printable", "_sampling", "_sizes"}
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 
 LIBRARY = sorted(
