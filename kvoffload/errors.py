@@ -126,9 +126,9 @@ def block_already_resident(call: str, block_hash: bytes) -> ValueError:
     return ValueError(f"{call}: block_hash must not be resident, got {describe_hash(block_hash)}")
 
 
-def manager_not_initialised() -> RuntimeError:
-    """Build the error of a call on a manager whose ``__init__`` has not run."""
-    return RuntimeError("the manager is not initialised: call super().__init__() first")
+def not_initialised(what: str) -> RuntimeError:
+    """Build the error of a call on an object, such as a manager, whose ``__init__`` has not run."""
+    return RuntimeError(f"the {what} is not initialised: call super().__init__() first")
 
 
 def manager_initialised() -> RuntimeError:
@@ -144,26 +144,11 @@ def manager_at_work() -> RuntimeError:
     )
 
 
-def policy_not_initialised() -> RuntimeError:
-    """Build the error of a call on a policy whose ``__init__`` has not run."""
-    return RuntimeError("the policy is not initialised: call super().__init__() first")
-
-
-def backend_not_initialised() -> RuntimeError:
-    """Build the error of a call on a backend whose ``__init__`` has not run."""
-    return RuntimeError("the backend is not initialised: call super().__init__() first")
-
-
 def backend_in_use(num_given: int) -> RuntimeError:
     """Build the error of reinitialising a backend while its slots are in use."""
     return RuntimeError(
         f"the backend cannot be initialised again: {num_given} of its slots are in use"
     )
-
-
-def recorder_not_initialised() -> RuntimeError:
-    """Build the error of a call on a recorder whose ``__init__`` has not run."""
-    return RuntimeError("the recorder is not initialised: call super().__init__() first")
 
 
 def policy_owned(call: str) -> PolicyError:

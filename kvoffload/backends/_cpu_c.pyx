@@ -16,7 +16,7 @@ from kvoffload._core.pool cimport (
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend, new_spec
 from kvoffload.backends.base import Backend
-from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
+from kvoffload.errors import backend_in_use, cannot_pickle, not_initialised
 from kvoffload.types import BlockStatus
 
 
@@ -55,7 +55,7 @@ cdef class PoolCore:
 
     cdef int require_open(self) except -1:
         if not self.opened:
-            raise backend_not_initialised()
+            raise not_initialised("backend")
         return 0
 
     cdef bint is_lent(self, int64_t block_id) noexcept:

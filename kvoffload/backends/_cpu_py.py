@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
-from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
+from kvoffload.errors import backend_in_use, cannot_pickle, not_initialised
 from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 
 from .base import Backend
@@ -67,7 +67,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
 
     def __getattr__(self, name: str) -> Any:
         if name in CPUBackend.__annotations__:
-            raise backend_not_initialised()
+            raise not_initialised("backend")
         return super().__getattr__(name)
 
     def __reduce__(self) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic
 
 from kvoffload._checks import check_block_size
-from kvoffload.errors import backend_not_initialised
+from kvoffload.errors import not_initialised
 from kvoffload.types import BlockStatus, Spec_co
 
 __all__ = ["Backend"]
@@ -59,7 +59,7 @@ class Backend(ABC, Generic[Spec_co]):
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if name in {"block_size", "medium"}:
-            raise backend_not_initialised()
+            raise not_initialised("backend")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @abstractmethod

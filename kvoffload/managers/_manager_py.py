@@ -121,7 +121,7 @@ class Manager(ManagerViews[Spec_co]):
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if name in Manager.__annotations__:
-            raise errors.manager_not_initialised()
+            raise errors.not_initialised("manager")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:

@@ -69,7 +69,7 @@ from kvoffload.errors import (
     block_already_resident,
     block_not_found,
     cannot_pickle,
-    policy_not_initialised,
+    not_initialised,
     policy_owned,
 )
 from kvoffload.policies.base import CachePolicy
@@ -152,7 +152,7 @@ cdef class CompiledPolicy:
 
     cdef int require_ready(self) except -1:
         if self.table == NULL:
-            raise policy_not_initialised()
+            raise not_initialised("policy")
         return 0
 
     def _require_ready(self):

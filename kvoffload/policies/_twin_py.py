@@ -34,7 +34,7 @@ from kvoffload.errors import (
     block_already_resident,
     block_not_found,
     cannot_pickle,
-    policy_not_initialised,
+    not_initialised,
     policy_owned,
 )
 from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus, Hints
@@ -97,7 +97,7 @@ class PythonPolicy(CachePolicy):
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.
         if any(name in getattr(base, "__slots__", ()) for base in type(self).__mro__):
-            raise policy_not_initialised()
+            raise not_initialised("policy")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:

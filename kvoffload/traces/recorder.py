@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import BlockHash, OffloadingManager
-from kvoffload.errors import describe, recorder_not_initialised
+from kvoffload.errors import describe, not_initialised
 from kvoffload.managers.forwarding import ForwardingManager
 from kvoffload.types import Spec_co
 
@@ -124,7 +124,7 @@ class TraceRecorder(ForwardingManager[Spec_co]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "manager":  # not yet set
-            raise recorder_not_initialised()
+            raise not_initialised("recorder")
         return getattr(self.manager, name)
 
     def __reduce__(self) -> str:

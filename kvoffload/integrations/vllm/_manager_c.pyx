@@ -238,7 +238,7 @@ cdef class RequestManagerCore:
 
     cdef inline int require_ready(self) except -1:
         if self.steps is None:
-            raise errors.manager_not_initialised()
+            raise errors.not_initialised("manager")
         return 0
 
     # -- keys in -----------------------------------------------------------------------------
