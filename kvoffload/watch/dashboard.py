@@ -2,8 +2,9 @@
 
 A ratio of several engines is a sum over a sum of the same engines: an idle one is in neither, nor
 is, for a policy and size, one without a point of it or with a marked point. Estimates are computed
-per engine, then added up. In vLLM gauges may have a label ``pid`` that counters have not. A rule is
-an expression of one engine with all its labels, or of a fleet, which job and model_name tell apart.
+per engine, then added up. In vLLM gauges may have a label ``pid`` that counters have not: then the
+largest counts. A rule is an expression of one engine with all its labels, or of a fleet, which job
+and model_name tell apart.
 """
 
 from __future__ import annotations

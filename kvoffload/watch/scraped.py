@@ -136,9 +136,10 @@ class View:
 def read_engines(url: str, text: str) -> list[Engine]:
     """Parse a URL's answer in Prometheus' text format, ignoring lines that are not a watch's.
 
-    Each set of labels that are not the metrics' own is an engine. Raise ValueError if such a line
-    is not in that format, if there are more or longer ones than watches export, or if a value is
-    impossible.
+    Each set of labels that are not the metrics' own is an engine, to which gauges also belong that
+    have a label ``pid`` besides: those of each API server of vLLM before 0.33. Raise ValueError if
+    such a line is not in that format, if there are more or longer ones than watches export, or if a
+    value is impossible.
     """
     engines: dict[tuple[tuple[str, str], ...], Engine] = {}
     series: dict[str, set[Series]] = defaultdict(set)
@@ -167,6 +168,11 @@ def read_engines(url: str, text: str) -> list[Engine]:
         if len(series[metric.name]) > MOST_SERIES:
             raise ValueError(f"{name} has more than {MOST_SERIES:,} values of labels")
         engines.setdefault(key, Engine(key)).values[metric.name][own] = value
+    for key in list(engines):
+        engine = engines.get(tuple(pair for pair in key if pair[0] != "pid"))
+        if engine is not None and engine.labels != key:
+            for name, values in engines.pop(key).values.items():
+                engine.values[name].update(values)
     return list(engines.values())
 
 

