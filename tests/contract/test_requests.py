@@ -256,11 +256,7 @@ MISTAKES: list[tuple[Callable[[Any, Any], object], type[Exception], str]] = [
     *((lambda *_, given=given: Hints(**given), error, text) for given, error, text in HINTED),
     (lambda _, request: request.extend([B, b""]), ValueError, r"hashes\[1\] must not be empty"),
     (lambda _, request: request.finish(hints=5), TypeError, "hints must be Hints or None, got 5"),
-    (
-        lambda _, request: request.complete_store(1),
-        TypeError,
-        "success must be True or False",
-    ),
+    (lambda _, request: request.complete_store(1), TypeError, "success must be True or False"),
 ]
 
 

@@ -146,10 +146,7 @@ def test_a_policy_tells_sources_apart_as_the_watch_does(twin: ModuleType) -> Non
 
 
 def test_others_of_other_sources_are_not_taken_for_these() -> None:
-    learned = (
-        HintSource("b", 5, 4, ()),
-        HintSource(None, 7, 6, ((0.5, 1.2), (1.0, 3.0))),
-    )
+    learned = (HintSource("b", 5, 4, ()), HintSource(None, 7, 6, ((0.5, 1.2), (1.0, 3.0))))
     said = [[1, 0], [0, 5], *([0, 0] for _ in range(MOST_SOURCES - 2)), [0, 8]]
     policy = SimpleNamespace(hint_sources=learned)
     assert heard(["a", "b"], said, policy) == (
