@@ -19,8 +19,8 @@ import time
 import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,8 +61,8 @@ class _FaultyStore:
     def __init__(self) -> None:
         self.values: dict[int, bytes] = {}
         self.delay_s = 0.0
-        self.failures: Counter[str] = Counter()
-        self.errno = errno.EIO
+        # Errors of the next calls; `next` is atomic, and calls have threads of their own.
+        self.failures: dict[str, Iterator[int]] = {"put": iter(()), "get": iter(())}
         self.running = threading.Event()
         self.running.set()
 
@@ -86,10 +86,8 @@ class _FaultyStore:
         self.running.wait()
         if self.delay_s:
             time.sleep(self.delay_s)
-        if self.failures[op] <= 0:
-            return Status.OK
-        self.failures[op] -= 1
-        return status_of(OSError(self.errno, os.strerror(self.errno)))
+        error = next(self.failures[op], None)
+        return Status.OK if error is None else status_of(OSError(error, os.strerror(error)))
 
 
 class _FaultyMedium(Index):
@@ -170,8 +168,7 @@ class FaultyTier(ComposedTier):
         if op not in ("put", "get"):
             raise ValueError(f"op must be 'put' or 'get', got {describe(op)}")
         count, error = check_int("count", count, 0), check_int("error", error, 0)
-        self._store.errno = error
-        self._store.failures[op] = count
+        self._store.failures[op] = repeat(error, count)
 
     def hang(self) -> None:
         """Block calls until `resume`."""

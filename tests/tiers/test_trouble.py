@@ -184,6 +184,7 @@ class TestErrors:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack=ack)
         attached(tier, 72, KEYS)
         tier.fail("put", 3, number)
+        tier.fail("get", 0)  # of another error, which puts do not have
         told = run(tier, tier.put(KEYS[:4], range(4))).status.tolist()
         ends = [Status.OK, status, status, status]
         assert sorted(told) == (sorted(ends) if ack == "stored" else [Status.OK] * 4)
