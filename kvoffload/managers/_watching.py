@@ -78,7 +78,7 @@ class Watching(Protocol):
     def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
         """Return the plan; ValueError if the watch belongs to another manager.
 
-        The policy is None if it is a user's own.
+        The policy is None if it is a user's own, or an instance that its name does not build.
         """
 
     def _join(self, manager: object, core: Any) -> None:
@@ -91,16 +91,17 @@ class Watching(Protocol):
 class WatchRequest:
     """The watch of a manager under construction, and the policy as the user named it."""
 
-    __slots__ = ("policy", "watch")
+    __slots__ = ("cache_policy", "watch")
 
     def __init__(self, watch: Watching, cache_policy: Any) -> None:
         self.watch = watch
-        self.policy = _policy_text(cache_policy)
+        self.cache_policy = cache_policy
 
     def new_core(self, manager: object, capacity: int) -> Any:
         """Return a core made from the watch's plan for a manager."""
         core = import_module("kvoffload.managers._watch_c")  # a watch exists only beside it
-        return core.WatchCore(self.watch._plan(manager, self.policy, capacity), self.watch)
+        policy = _policy_text(self.cache_policy, capacity)
+        return core.WatchCore(self.watch._plan(manager, policy, capacity), self.watch)
 
 
 def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
@@ -112,10 +113,24 @@ def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
     return WatchRequest(watch, cache_policy)
 
 
-def _policy_text(cache_policy: Any) -> str | None:
-    """Return the string that names a policy; None for a user's own."""
+def _policy_text(cache_policy: Any, capacity: int) -> str | None:
+    """Return the string that builds a policy like this one; None if there is none."""
     if isinstance(cache_policy, str):
         return cache_policy
-    kind = cache_policy if isinstance(cache_policy, type) else type(cache_policy)
-    entry = registry.entry_of(kind)
-    return None if entry is None else entry.name
+    is_class = isinstance(cache_policy, type)
+    entry = registry.entry_of(cache_policy if is_class else type(cache_policy))
+    if entry is None or not (is_class or _is_default(cache_policy, entry, capacity)):
+        return None
+    return entry.name
+
+
+def _is_default(policy: Any, entry: registry.Entry, capacity: int) -> bool:
+    """Return whether an instance decides like one of the defaults of its entry."""
+    if not (entry.options or entry.learns_from_ghosts):
+        return True  # whatever its own capacity
+    return policy.cache_capacity == capacity and all(
+        # Some policies show the number of blocks instead of the share that was given.
+        getattr(policy, f"{option.name}_size", getattr(policy, option.name))
+        in (option.default, int(option.default * capacity))
+        for option in entry.options
+    )

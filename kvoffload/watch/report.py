@@ -50,7 +50,8 @@ class WatchReport:
     Attributes
     ----------
     policy : str or None
-        The policy of the manager; None if it is a user's own.
+        The policy of the manager; None if it is a user's own, or an instance with options or a
+        capacity of its own: give these as a string.
     capacity : int
         Blocks that the manager has room for.
     sampling_rate : float

@@ -144,12 +144,16 @@ def test_a_policy_of_the_users_own_has_no_curve(twin):
     class Own(twin.LRUCachePolicy):  # type: ignore[name-defined]
         pass
 
-    manager = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager(16, 1_000, Own)
-    serve(manager, block_hashes(1, 2, 3))
-    report = manager.watch.report()
-    assert report.policy is None
-    assert {point.reason for point in report.points} == {"own_policy"}
-    assert report.sampled_missed["never_or_long_ago"] == 3
+    build = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager
+    slru = twin.policy_class("slru")
+    for own in (Own, slru(1_000, protected=0.9), twin.ARCCachePolicy(10)):
+        manager = build(16, 1_000, own)
+        serve(manager, block_hashes(1, 2, 3))
+        report = manager.watch.report()
+        assert report.policy is None
+        assert {point.reason for point in report.points} == {"own_policy"}
+        assert report.sampled_missed["never_or_long_ago"] == 3
+    assert build(16, 1_000, slru(1_000)).watch.report().policy == "slru"
 
 
 @pytest.mark.parametrize(
@@ -526,10 +530,8 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
         found = watch.overdue()
         assert watch.overdue() == found
     assert len(caplog.records) == 2
-    assert [(each.kind, each.seconds, each.num_blocks) for each in found] == [
-        ("store", 61.0, 2),
-        ("load", 61.0, 2),
-    ]
+    told = [(each.kind, each.seconds, each.num_blocks) for each in found]
+    assert told == [("store", 61.0, 2), ("load", 61.0, 2)]
     assert found[0].block_ids == tuple(output.store_spec.block_ids.tolist())
     manager.complete_store([A])  # not as a whole
     assert [len(each.block_ids) for each in watch.overdue()] == [1, 2]
