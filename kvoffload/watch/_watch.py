@@ -65,7 +65,8 @@ class Watch:
     deadline : float
         Seconds after which an uncompleted transfer is overdue, in (0, 1e9].
     secret : bytes, optional
-        64 bytes that determine the sample; random by default, so that no client can predict it.
+        64 bytes that determine the sample, themselves random: if they or keys repeat a byte, the
+        sample is skewed. New by default, so that no client can predict it.
     clock : callable, optional
         Returns seconds; by default the system's monotonic clock. If it goes back or fails, the time
         stands still.
@@ -121,7 +122,8 @@ class Watch:
         self.window = check_number("window", window, LONGEST)
         self.deadline = check_number("deadline", deadline, LONGEST)
         if secret is not None and (type(secret) is not bytes or len(secret) != 64):
-            raise ValueError(f"secret must be 64 bytes, got {describe(secret)}")
+            given = len(secret) if type(secret) is bytes else f"a {type(secret).__name__}"
+            raise ValueError(f"secret must be 64 bytes, got {given}")  # without showing it
         self._secret = secret
         self._clock = check_instance("clock", clock, Callable | None, "a function or None")
         self._manager: Callable[[], Any] = lambda: None

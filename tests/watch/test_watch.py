@@ -759,7 +759,7 @@ def test_a_watch_without_a_manager_says_so():
         ({"max_rate": 2.0}, r"max_rate must be in \(0, 1\], got 2.0"),
         ({"window": 0}, r"window must be in \(0, 1e\+09\], got 0"),
         ({"deadline": "x"}, "deadline must be a number"),
-        ({"secret": b"short"}, "secret must be 64 bytes"),
+        ({"secret": b"short"}, "secret must be 64 bytes, got 5$"),
         ({"clock": 5}, "clock must be a function or None, got 5"),
     ],
 )
