@@ -55,102 +55,92 @@ SECONDS_BOUNDS = (
 )
 AGE_BOUNDS = tuple(2**exponent / 1000 for exponent in range(8, 29))
 
+
+def _counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Metric:
+    return Metric(name, "counter", labels, text)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Metric:
+    return Metric(name, "gauge", labels, text)
+
+
 TIER_METRICS = (
-    Metric("hits", "counter", (), "keys that were looked up and are there"),
-    Metric("misses", "counter", (), "keys that were looked up and are not there"),
-    Metric("unknown", "counter", (), "keys that were looked up and have to be asked for"),
-    Metric(
+    _counter("hits", "keys that were looked up and are there"),
+    _counter("misses", "keys that were looked up and are not there"),
+    _counter("unknown", "keys that were looked up and have to be asked for"),
+    _counter(
         "blocks",
-        "counter",
-        ("op", "status"),
         "blocks of jobs that ended, by outcome; op store: of puts, when it is known",
+        ("op", "status"),
     ),
-    Metric("bytes", "counter", ("op",), "bytes that were moved"),
-    Metric("evicted", "counter", ("reason",), "blocks that left"),
-    Metric("declined", "counter", (), "blocks that the policy did not admit"),
+    _counter("bytes", "bytes that were moved", ("op",)),
+    _counter("evicted", "blocks that left", ("reason",)),
+    _counter("declined", "blocks that the policy did not admit"),
     Metric(
-        "seconds",
-        "histogram",
-        ("op",),
-        "seconds from submission to end of a job",
-        SECONDS_BOUNDS,
+        "seconds", "histogram", ("op",), "seconds from submission to end of a job", SECONDS_BOUNDS
     ),
-    Metric("capacity_bytes", "gauge", (), "bytes of blocks that are kept at most"),
-    Metric(
+    _gauge("capacity_bytes", "bytes of blocks that are kept at most"),
+    _gauge(
         "capacity_tokens",
-        "gauge",
-        (),
         "tokens of blocks that are kept at most; absent where a block has no one number of them",
     ),
-    Metric("used_bytes", "gauge", (), "bytes of blocks that are kept"),
-    Metric("queued_bytes", "gauge", (), "bytes of blocks of jobs that have not ended"),
-    Metric("staging_bytes", "gauge", (), "bytes of the tier's own buffers in use"),
-    Metric("late_jobs", "gauge", (), "jobs past their deadline whose call has not returned"),
-    Metric("breaker", "gauge", ("op",), "0: calls go through; 1: they are answered at once"),
+    _gauge("used_bytes", "bytes of blocks that are kept"),
+    _gauge("queued_bytes", "bytes of blocks of jobs that have not ended"),
+    _gauge("staging_bytes", "bytes of the tier's own buffers in use"),
+    _gauge("late_jobs", "jobs past their deadline whose call has not returned"),
+    _gauge("breaker", "0: calls go through; 1: they are answered at once", ("op",)),
 )
 
 WATCH_METRICS = (
-    Metric("asked_blocks", "counter", (), "blocks that lookups asked for"),
-    Metric("missed_blocks", "counter", (), "blocks of those that were no hit"),
-    Metric("stored_blocks", "counter", (), "blocks that were given a slot"),
-    Metric("evicted_blocks", "counter", (), "blocks that were evicted"),
-    Metric("declined_blocks", "counter", (), "blocks that the policy did not admit"),
-    Metric("refused_stores", "counter", (), "stores that were refused for want of room"),
-    Metric("failed_blocks", "counter", (), "blocks whose store failed"),
-    Metric("resets", "counter", (), "resets of the cache, which empty the shadows, too"),
-    Metric(
+    _counter("asked_blocks", "blocks that lookups asked for"),
+    _counter("missed_blocks", "blocks of those that were no hit"),
+    _counter("stored_blocks", "blocks that were given a slot"),
+    _counter("evicted_blocks", "blocks that were evicted"),
+    _counter("declined_blocks", "blocks that the policy did not admit"),
+    _counter("refused_stores", "stores that were refused for want of room"),
+    _counter("failed_blocks", "blocks whose store failed"),
+    _counter("resets", "resets of the cache, which empty the shadows, too"),
+    _counter(
         "tail_missed_tokens",
-        "counter",
-        (),
         "tokens that the full KV groups had and a window or a state kept from being loaded",
     ),
-    Metric("sampled_missed_blocks", "counter", ("cause",), "sampled blocks that missed, by cause"),
-    Metric(
+    _counter("sampled_missed_blocks", "sampled blocks that missed, by cause", ("cause",)),
+    _counter(
         "sampled_evicted_blocks",
-        "counter",
-        ("used",),
         "sampled blocks that were evicted; used: whether they were hit since they were stored",
+        ("used",),
     ),
-    Metric(
+    _counter(
         "base_missed_blocks",
-        "counter",
-        (),
         "misses with the present policy and memory, in the sample of shadow_missed_blocks",
     ),
-    Metric(
+    _counter(
         "shadow_missed_blocks",
-        "counter",
-        ("policy", "memory"),
         "misses of the shadow of a policy at so many times the memory",
-    ),
-    Metric(
-        "shadow_stored_blocks",
-        "counter",
         ("policy", "memory"),
-        "blocks that the shadow of a policy at so many times the memory stored",
     ),
-    Metric(
+    _counter(
+        "shadow_stored_blocks",
+        "blocks that the shadow of a policy at so many times the memory stored",
+        ("policy", "memory"),
+    ),
+    _gauge(
         "shadow_hit_ratio",
-        "gauge",
-        ("policy", "memory", "marks"),
         "hit ratio that a policy would have at so many times the memory, in the watch's window; "
         "absent where there is not enough data; marks: none, or what may shift it, with commas",
+        ("policy", "memory", "marks"),
     ),
-    Metric(
-        "shadow_error",
-        "gauge",
-        ("policy", "memory"),
-        "half-width of the 95 % interval of shadow_hit_ratio",
+    _gauge(
+        "shadow_error", "half-width of the 95 % interval of shadow_hit_ratio", ("policy", "memory")
     ),
-    Metric(
+    _gauge(
         "shadow_withheld",
-        "gauge",
-        ("policy", "memory", "reason"),
         "1 where shadow_hit_ratio is absent; reason: what there is not enough of",
+        ("policy", "memory", "reason"),
     ),
-    Metric("window_asked_blocks", "gauge", (), "blocks that lookups asked for in the window"),
-    Metric("overdue_blocks", "gauge", ("kind",), "blocks of transfers past their deadline"),
-    Metric("oldest_open_seconds", "gauge", ("kind",), "age of the oldest open transfer"),
+    _gauge("window_asked_blocks", "blocks that lookups asked for in the window"),
+    _gauge("overdue_blocks", "blocks of transfers past their deadline", ("kind",)),
+    _gauge("oldest_open_seconds", "age of the oldest open transfer", ("kind",)),
     Metric(
         "eviction_age_seconds",
         "histogram",
@@ -158,47 +148,39 @@ WATCH_METRICS = (
         "seconds from the last use of a sampled block to its eviction",
         AGE_BOUNDS,
     ),
-    Metric(
+    _counter(
         "hints",
-        "counter",
-        ("source", "kind"),
         "requests whose client said that its session ends (kind ends) or when it returns (kind "
         "expects); source: 16 are told apart, the rest is others",
+        ("source", "kind"),
     ),
-    Metric(
+    _gauge(
         "hint_returns",
-        "gauge",
-        ("source",),
         "requests that came back to blocks of which the source had said when, since the last "
         "reset; absent, as hint_factor, where the source is silent for the watch's window",
-    ),
-    Metric(
-        "hint_factor",
-        "gauge",
         ("source",),
+    ),
+    _gauge(
+        "hint_factor",
         "greatest factor by which what the source says multiplies the chance that a block is used; "
         "between 1 and 2 if its hints mean nothing; absent without evidence",
+        ("source",),
     ),
-    Metric(
+    _gauge(
         "hint_hit_ratio",
-        "gauge",
-        ("trial",),
         "hit ratio of a small cache on a sample of the blocks, of late; trial: hints, which heeds "
         "when sessions return, or plain, which does not; absent where there is not enough data",
+        ("trial",),
     ),
-    Metric(
+    _gauge(
         "hint_error",
-        "gauge",
-        (),
         "half-width of the 95 % interval of the difference between the two of hint_hit_ratio",
     ),
-    Metric(
+    _gauge(
         "hints_followed",
-        "gauge",
-        (),
         "1 where the manager evicts by the rule with hints, 0 where that of another trial brings "
         "more; absent where hint_hit_ratio is",
     ),
-    Metric("capacity_blocks", "gauge", (), "blocks that the manager has room for"),
-    Metric("watch_info", "gauge", ("policy", "version"), "1; what is watched"),
+    _gauge("capacity_blocks", "blocks that the manager has room for"),
+    _gauge("watch_info", "1; what is watched", ("policy", "version")),
 )
