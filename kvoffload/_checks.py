@@ -71,9 +71,8 @@ def check_word(name: str, value: Any, words: Collection[str]) -> str:
 
 def check_hints(hints: Any) -> Hints | None:
     """Return `hints` if they are ``Hints`` or None; TypeError if not."""
-    if hints is not None and not isinstance(hints, Hints):
-        raise TypeError(f"hints must be Hints or None, got {describe(hints)}")
-    return hints
+    checked: Hints | None = check_instance("hints", hints, Hints | None, "Hints or None")
+    return checked
 
 
 def check_part(start: Any, stop: Any, size: int) -> tuple[int, int]:
@@ -111,9 +110,8 @@ def check_hash(block_hash: Any) -> BlockHash:
 
 def check_status(status: Any, name: str = "status") -> BlockStatus:
     """Return `status` if it is a ``BlockStatus``, else TypeError."""
-    if not isinstance(status, BlockStatus):
-        raise TypeError(f"{name} must be a BlockStatus, got {type(status).__name__}")
-    return status
+    checked: BlockStatus = check_instance(name, status, BlockStatus, "a BlockStatus")
+    return checked
 
 
 def _iterate(name: str, hashes: Any) -> Iterable[Any]:

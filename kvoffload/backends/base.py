@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic
 
-from kvoffload._checks import check_block_size
+from kvoffload._checks import check_block_size, check_instance
 from kvoffload.errors import not_initialised
 from kvoffload.types import BlockStatus, Spec_co
 
@@ -51,10 +51,8 @@ class Backend(ABC, Generic[Spec_co]):
 
     def __init__(self, block_size: int, medium: str) -> None:
         checked = check_block_size(block_size)
-        if not isinstance(medium, str):
-            raise TypeError(f"medium must be a string, got {type(medium).__name__}")
+        self.medium = check_instance("medium", medium, str, "a string")
         self.block_size = checked
-        self.medium = medium
 
     def __getattr__(self, name: str) -> Any:
         # Reached only for a missing attribute: before __init__ has run, or an unknown name.
@@ -90,9 +88,3 @@ class Backend(ABC, Generic[Spec_co]):
     ) -> Spec_co:
         """Return the location of `blocks`, in their order. Not implemented by default."""
         raise NotImplementedError(f"{type(self).__name__} has no get_load_store_spec()")
-
-
-def check_backend(backend: object) -> None:
-    """Raise TypeError unless `backend` is a ``Backend``."""
-    if not isinstance(backend, Backend):
-        raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")

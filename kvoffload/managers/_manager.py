@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvoffload._checks import check_bool
+from kvoffload._checks import check_bool, check_instance
 from kvoffload._implementation import IMPLEMENTATION
-from kvoffload.backends.base import Backend, check_backend
+from kvoffload.backends.base import Backend
 from kvoffload.policies import registry
 from kvoffload.types import Spec_co
 
@@ -24,7 +24,7 @@ class BackendManager(Manager[Spec_co]):
     """The base of managers over a pluggable backend."""
 
     def _open(self, policy_name: str, backend: Backend[Spec_co], enable_events: bool) -> None:
-        check_backend(backend)
+        check_instance("backend", backend, Backend, "a Backend")
         enable_events = check_bool("enable_events", enable_events)
         _ = backend.block_size, backend.medium  # fail now rather than in the first event
         # A user's own backend keeps its status objects, which only the Python policy can hold.
