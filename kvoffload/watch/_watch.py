@@ -65,8 +65,8 @@ class Watch:
     deadline : float
         Seconds after which an uncompleted transfer is overdue, in (0, 1e9].
     secret : bytes, optional
-        64 bytes that determine the sample, themselves random: if they or keys repeat a byte, the
-        sample is skewed. New by default, so that no client can predict it.
+        64 random bytes that determine the sample; new ones by default, so that no client can
+        predict it.
     clock : callable, optional
         Returns seconds; by default the system's monotonic clock. If it goes back or fails, the time
         stands still.
