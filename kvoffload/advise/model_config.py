@@ -26,7 +26,10 @@ MAX_BYTES = 2**20  # published files take some kilobytes
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads")
+_KV_HEADS = (
+    *("num_key_value_heads", "multi_query_group_num", "num_kv_heads", "n_head_kv"),
+    "num_attention_groups",
+)
 _HEAD_SIZES = ("head_dim", "kv_channels", "attention_head_dim")
 
 # What a layer of each type keeps; "both" is attention beside a state, "" nothing.
@@ -285,7 +288,11 @@ class _Config(Fields):
     def _heads(self, kind: str) -> tuple[int, int, int]:
         """Return the KV heads, and the elements of a key and of a value."""
         heads = self.integer(*_HEADS)
-        kv_heads = self.optional(*_KV_HEADS, default=1 if self.is_true("multi_query") else heads)
+        kv_heads = self.optional(*_KV_HEADS, default=heads)
+        if attention := self.part("attn_config"):  # of DBRX and MPT
+            kv_heads = attention.optional("kv_n_heads", default=kv_heads)
+        if self.is_true("multi_query") and not self.given("new_decoder_architecture", "n_head_kv"):
+            kv_heads = 1  # though configurations of Falcon may list every head
         given = self.given(*_HEAD_SIZES)
         key = self.integer(given) if given else self.integer(*HIDDEN) // heads
         if key < 1:

@@ -184,6 +184,7 @@ LLAMA = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "hidden_size": 4096,
 }  # fmt: skip
+FALCON = {"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True}
 DEEPSEEK = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
     "num_key_value_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
@@ -211,7 +212,12 @@ def shape(tmp_path, config):
         (DEEPSEEK, 70_272),
         ({"model_type": "gemma3", "text_config": LLAMA}, 131_072),
         ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 2 * 12 * 768 * 2),
-        ({"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True}, 2 * 32 * 64 * 2),
+        (FALCON, 2 * 32 * 64 * 2),
+        (FALCON | {"num_kv_heads": 71}, 2 * 32 * 64 * 2),
+        (FALCON | {"n_head_kv": 8}, 8 * 2 * 32 * 64 * 2),
+        (FALCON | {"num_kv_heads": 8, "new_decoder_architecture": True}, 8 * 2 * 32 * 64 * 2),
+        (LLAMA | {"attn_config": {"kv_n_heads": 4}}, 65_536),  # as DBRX
+        (LLAMA | {"num_key_value_heads": None, "num_attention_groups": 1}, 16_384),  # as Step 3
     ],
 )
 def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
