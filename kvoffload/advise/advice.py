@@ -127,12 +127,6 @@ class Advice:
     seconds: list[float] = field(default_factory=list)
 
     @property
-    def lacks_reuse(self) -> bool:
-        """Whether a long enough trace has almost nothing that offloading could bring back."""
-        is_long = self.facts.requests >= LEAST_REQUESTS
-        return is_long and self.setup.chunks.is_plain and self.unbounded < LEAST_REUSE
-
-    @property
     def policy(self) -> str | None:
         """The recommended policy; None if the trace does not suffice, or not to offload."""
         return self.case.policy if self.case.offloads and not self.objections else None
@@ -141,9 +135,12 @@ class Advice:
     def pays(self) -> bool | None:
         """Whether offloading saves enough to be recommended.
 
-        None if the trace does not suffice, or if offloading gains and the rates of the engine are
-        not known.
+        False also if a long enough trace has almost no reuse. None if the trace does not suffice
+        for another reason, or if offloading gains and the rates of the engine are not known.
         """
+        is_long, plain = self.facts.requests >= LEAST_REQUESTS, self.setup.chunks.is_plain
+        if is_long and plain and self.unbounded < LEAST_REUSE:
+            return False
         if self.objections or (self.case.offloads and not self.setup.knows_times):
             return None
         return self.case.offloads

@@ -104,7 +104,7 @@ def _of_engine(subject: Subject) -> dict[str, Any]:
         "Accelerator": subject.alone and side_by_side(subject),
     }
     if policy is None:
-        texts["More memory"] = advice.pays is False and _memory_that_pays(advice)
+        texts["More memory"] = not advice.objections and _memory_that_pays(advice)
         return texts | {"Ceiling": _ceiling_of_all(advice)}
     texts |= {
         "Fewer stores": _fewer_stores(advice, policy),

@@ -22,7 +22,7 @@ def headline(subject: Subject) -> str:
     """Return the advice in a sentence or two: against the default, and against no offloading."""
     advice, setup = subject.advice, subject.setup
     if advice.objections:
-        answer = "Offloading does not pay" if advice.lacks_reuse else "No recommendation"
+        answer = "No recommendation" if advice.pays is None else "Offloading does not pay"
         text = f"{answer}: {'; '.join(advice.objections)}."
     elif setup.engines:
         text = _of_fleet(advice)
@@ -105,8 +105,9 @@ def _of_fleet(advice: Advice) -> str:
     case, setup, result = advice.case, advice.setup, advice.result
     engines = f"the router {case.router} in front of {plural(setup.engines, 'engine')}"
     saved = f"saves {percent_text(saving(result))} of the {setup.saved}"
-    # A router that sees a tier was not compared without one.
-    none = advice.like(memory=0) or advice.like(memory=0, router=ROUND_ROBIN)
+    none, without = advice.like(memory=0), "without offloading"
+    if none is None:  # a router that sees a tier was not compared without one
+        none, without = advice.like(memory=0, router=ROUND_ROBIN), f"{ROUND_ROBIN} {without}"
     by_turns = advice.like(router=ROUND_ROBIN)
 
     def gained(other: Result) -> float:
@@ -125,7 +126,7 @@ def _of_fleet(advice: Advice) -> str:
         most = advice.rows[advice.offloading]
         return f"{text}; {case_text(advice.offloading)} would save {_more(-gained(most))}."
     if none is not None:
-        text += f", {_more(gained(none))} than without offloading"
+        text += f", {_more(gained(none))} than {without}"
     more = [memory for memory in setup.memories() if memory > case.memory]
     twice = advice.like(memory=more[0]) if more else None
     if twice is not None:

@@ -110,13 +110,10 @@ def _since(subject: Subject) -> dict[str, object]:
 
 def _recommendation(advice: Advice) -> dict[str, object]:
     """Return whether offloading pays, the recommended policy, or why there is none."""
-    objections = [*advice.objections]
-    if advice.pays is False:
-        objections.append(DOES_NOT_PAY)
     return {
         "pays": "unknown" if advice.pays is None else advice.pays,
         "recommendation": advice.policy,
-        "objections": objections,
+        "objections": advice.objections or [DOES_NOT_PAY] * (advice.pays is False),
     }
 
 
