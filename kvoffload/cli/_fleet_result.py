@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kvoffload._checks import MAX_NUM_BLOCKS
 from kvoffload._printable import plural
 from kvoffload.advise.answer import column
 from kvoffload.advise.choice import ROUND_ROBIN, Prices, choose_fleet, p95_error, saving
@@ -154,7 +155,8 @@ class Fleets(View):
 
 def pooled_of(fleet: Configuration) -> list[Configuration]:
     """Return one cache of the same total memory, and its ceilings."""
-    host, device = fleet.engines * fleet.host, fleet.engines * fleet.device
+    host = min(fleet.engines * fleet.host, MAX_NUM_BLOCKS)  # more than a trace has
+    device = fleet.engines * fleet.device
     groups = fleet.groups
     return [
         Configuration(policy=fleet.policy, host=host, device=device, groups=groups),

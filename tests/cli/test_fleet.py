@@ -6,6 +6,9 @@ import csv
 
 import pytest
 
+from kvoffload.cli._fleet_result import pooled_of
+from kvoffload.replay import Configuration
+
 from .conftest import growing
 
 pytestmark = pytest.mark.thorough
@@ -44,6 +47,7 @@ def test_json_and_csv_say_the_same_whatever_the_jobs(fleet, tmp_path, kvoffload,
     assert several.out == done.out
     for total in value["totals"]:
         assert total["pooled"]["lru"] <= total["belady"] <= total["infinite"]
+    assert pooled_of(Configuration(engines=2, host=2**31 - 1))[0].host == 2**31 - 1
 
 
 def test_the_address_of_a_tier_gives_its_size_and_policy(fleet):
