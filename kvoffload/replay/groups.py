@@ -289,7 +289,7 @@ class GroupChunks:
         Parameters
         ----------
         block_tokens : int, optional
-            Tokens per block of the trace, >= 1, if known.
+            Tokens per block of the trace, 1 ... 2**24, if known.
         block_bytes : int
             Bytes of a block, if known.
         step_tokens : int, optional
@@ -306,7 +306,7 @@ class GroupChunks:
                 raise ValueError(message)
             check_step_tokens(step_tokens)
         size = 1 if block_tokens is None else block_tokens
-        check_int("block_tokens", size, 1)
+        check_int("block_tokens", size, 1, MAX_CHUNK_TOKENS)
         layout = GroupLayout((Group("full", 1, size),), block_bytes)
         knows = block_tokens is not None
         return cls._bound(layout, size, 0, step_tokens, is_plain=True, knows_tokens=knows)

@@ -16,15 +16,7 @@ from kvoffload.traces import Workload
 pytestmark = pytest.mark.fast
 
 MIB = 2**20
-SETUP = Setup(
-    memory=200 * MIB,
-    block_tokens=512,
-    token_bytes=2048,
-    policies=registry.names(),
-    step_tokens=None,
-)
-
-
+SETUP = Setup(200 * MIB, 512, 2048, policies=registry.names(), step_tokens=None)
 WORKLOAD = list(Workload(300, seed=3))
 
 
