@@ -155,7 +155,10 @@ class _Config(Fields):
         for prefix, reason in _REFUSED_TYPES.items():
             if self.model_type.startswith(prefix):
                 self.refuse(reason)
-        read = _OTHER_SIZES if self.model_type.startswith(_WITH_OTHER_SIZES) else ()
+        read = [*_OTHER_SIZES] if self.model_type.startswith(_WITH_OTHER_SIZES) else []
+        read += ["cla_share_factor"] * (self.config.get("use_cla") is False)
+        if self.given("attn_type_list") and {*self.integers("attn_type_list")} == {1}:
+            read.append("attn_type_list")  # every layer has attention
         for reason, names in _REFUSED.items():
             found = self.given(*(name for name in names if name not in read))
             if found:

@@ -209,6 +209,8 @@ def shape(tmp_path, config):
         (LLAMA | {"num_key_value_heads": None}, 4 * 131_072),
         (LLAMA | {"sliding_window": 4096, "use_sliding_window": False}, 131_072),
         (LLAMA | {"sliding_window": 4096}, 131_072),  # windows as if they kept all
+        (LLAMA | {"use_cla": False, "cla_share_factor": 2}, 131_072),  # as Hunyuan
+        (LLAMA | {"attn_type_list": [1] * 32}, 131_072),  # as MiniMax M2
         (DEEPSEEK, 70_272),
         ({"model_type": "gemma3", "text_config": LLAMA}, 131_072),
         ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 2 * 12 * 768 * 2),
@@ -234,9 +236,10 @@ def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
         ({"layer_types": ["mamba", "attention"] * 16}, "its recurrent layers are of a kind that"),
         (DELTA | {"full_attention_interval": 33}, "none of its layers"),
         ({"block_types": ["recurrent"]}, r"its recurrent layers .* \(block_types\)"),
+        ({"attn_type_list": [1, 0] * 16}, r"its recurrent layers .* \(attn_type_list\)"),
         ({"block_configs": [{}]}, "its layers have attention of different sizes"),
         ({"global_head_dim": 512}, "its layers have attention of different sizes"),
-        ({"cla_share_factor": 2}, "several layers share one cache"),
+        ({"use_cla": True, "cla_share_factor": 2}, "several layers share one cache"),
         ({"index_topk": 2048}, "its sparse attention keeps an index beside keys and values"),
         ({"compress_ratios": [4]}, "its attention is compressed"),
         ({"model_type": "deepseek_v4"}, "its attention is compressed"),
