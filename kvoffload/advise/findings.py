@@ -395,9 +395,12 @@ def _requests(advice: Advice, found: Details) -> str:
     first = found.policies[0]
     counts = first.requests_by_share
     whole = sum(counts) or 1
+    who = "requests"
+    if whole < advice.facts.requests:  # the others lack blocks for it
+        who = f"{whole:,} requests that ask host memory"
     most = percent_text(sum(counts[6:]) / whole)
     text = (
-        f"With {first.policy} {percent_text(counts[0] / whole)} of the requests hit nothing, "
+        f"With {first.policy} {percent_text(counts[0] / whole)} of the {who} hit nothing, "
         f"{most} more than half of their {advice.setup.counted}"
     )
     if not advice.setup.chunks.is_plain:  # of which none can hit the last token

@@ -49,6 +49,13 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
         assert sum(one.requests_by_share) == 300
 
 
+def test_requests_that_ask_for_nothing_are_left_out(found):
+    advice, closer = found
+    first = dataclasses.replace(closer.policies[0], requests_by_share=[1, *[0] * 10, 3])
+    text = said(advice, details=dataclasses.replace(closer, policies=[first]))["Requests"]
+    assert "25.0 % of the 4 requests that ask host memory hit nothing" in text
+
+
 def stack(blocks):
     """Return the distinct blocks between each use and the one before, by moving to the front."""
     order, distances = [], []
