@@ -101,7 +101,7 @@ def _of_engine(subject: Subject) -> dict[str, Any]:
         "Reason": policy and _reason(advice, policy),
         "Time": policy and engine and _time(advice, policy, engine),
         "Retention": subject.retentions and _retention(subject),
-        "Accelerator": subject.alone and side_by_side(subject),
+        "Accelerator": subject.by_device and side_by_side(subject),
     }
     if policy is None:
         texts["More memory"] = not advice.objections and _memory_that_pays(advice)

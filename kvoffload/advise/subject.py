@@ -37,10 +37,11 @@ class Subject:
     knee: Knee | None = None  # None if the memory was given
     since: Comparison | None = None  # comparison with earlier advice
     # of one engine
-    alone: Advice | None = None  # without the typical cache on the accelerator that `advice` has
     details: Details | None = None
     retentions: tuple[RetentionCell, ...] = ()  # empty if the model has no windows or states
-    shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only
+    # By the size of an assumed cache on the accelerator, none first, all of it as in `advice` last;
+    # behind parts of it only in the memory asked for. Empty if none is assumed.
+    by_device: tuple[Advice, ...] = ()
 
     @property
     def name(self) -> str:
@@ -51,10 +52,6 @@ class Subject:
     def setup(self) -> Setup:
         """The question."""
         return self.advice.setup
-
-    def by_device_memory(self) -> list[Advice]:
-        """Return the advice by the size of an assumed cache on the accelerator, none first."""
-        return [] if self.alone is None else [self.alone, *self.shares, self.advice]
 
     def trace_text(self) -> str:
         """Return a description of the trace."""

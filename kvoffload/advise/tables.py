@@ -52,8 +52,9 @@ def _policies(subject: Subject) -> Table:
         )
         for memory in setup.memories()
     ]
-    if subject.alone is not None:
-        ratios.append(_ratios(subject.alone, setup.memory, f"{asked}, no\ndevice cache", ranking))
+    if subject.by_device:
+        alone = subject.by_device[0]
+        ratios.append(_ratios(alone, setup.memory, f"{asked}, no\ndevice cache", ranking))
     rest = [
         of_results(f"hit ratio\n{who}", [percent_text(getattr(one, name)) for one in results])
         for who, name in (("honest", "honest_hit_ratio"), ("liars", "liar_hit_ratio"))
@@ -96,7 +97,7 @@ def _policies(subject: Subject) -> Table:
 
 def _devices(subject: Subject) -> list[Table]:
     """Return the advice by sizes of the accelerator's cache; nothing if none is assumed."""
-    found, engine = subject.by_device_memory(), subject.setup.rates
+    found, engine = subject.by_device, subject.setup.rates
     if not found:
         return []
     whole = subject.setup.device_memory

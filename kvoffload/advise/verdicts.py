@@ -33,7 +33,7 @@ def headline(subject: Subject) -> str:
     else:
         text = _does_not_pay(advice, setup.rates)
     device = bytes_text(setup.device_memory)
-    if len({*map(verdict, subject.by_device_memory())}) > 1:
+    if len({*map(verdict, subject.by_device)}) > 1:
         text += (
             f" This holds with {device} of prefix cache on the accelerator; with less of it the "
             "recommendation differs."
@@ -140,7 +140,7 @@ def _more(difference: float) -> str:
 
 def side_by_side(subject: Subject) -> str:
     """Return the answers by the cache on the accelerator, and how to measure that."""
-    advice, setup, found = subject.advice, subject.setup, subject.by_device_memory()
+    advice, setup, found = subject.advice, subject.setup, subject.by_device
     engine, device = setup.rates, bytes_text(setup.device_memory)
     if setup.device_is_assumed:
         device = f"an assumed {device}"

@@ -83,8 +83,8 @@ def _engine_object(subject: Subject) -> dict[str, object]:
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
         "memories": _memories(advice),
         "without_device_memory": None
-        if subject.alone is None
-        else {**_recommendation(subject.alone), "memories": _memories(subject.alone)},
+        if not subject.by_device
+        else {**_recommendation(subject.by_device[0]), "memories": _memories(subject.by_device[0])},
         "by_device_memory": [
             {
                 "device_memory": one.setup.device_memory,
@@ -92,7 +92,7 @@ def _engine_object(subject: Subject) -> dict[str, object]:
                 **_recommendation(one),
                 **_memory(one, one.setup.memory),
             }
-            for one in subject.by_device_memory()
+            for one in subject.by_device
         ],
         "details": None if subject.details is None else _details(subject.details),
         **_since(subject),

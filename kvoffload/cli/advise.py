@@ -499,8 +499,7 @@ def _subject(
             context["retentions"] = tuple(retentions(recorded, advice, **how))
     return Subject(
         advice=advice,
-        alone=others[0] if others else None,
-        shares=tuple(others[1:]),
+        by_device=(*others, advice) if others else (),
         details=details(recorded, advice, behind),
         **context,
     )

@@ -30,7 +30,7 @@ def subject(requests=300, memory=MEMORY, name="chats.jsonl", **more):
     setup = Setup(memory=memory, block_tokens=512, token_bytes=2048, engine=engine, **more)
     found, alone, more = replays(requests, setup)
     command = f"kvoffload advise {name}"
-    return Subject(found, name, command=command, alone=alone, details=more)
+    return Subject(found, name, command=command, by_device=(alone, found), details=more)
 
 
 @functools.cache
