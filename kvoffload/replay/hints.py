@@ -104,7 +104,6 @@ class Told(NamedTuple):
     now_s: float  # its arrival on the trace's clock
     at_begin: Hints | None
     at_finish: Hints | None
-    lies: bool = False  # as every request of its session
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +186,10 @@ class TraceHints(Arrays):
         order = np.arange(self.num_requests) if order is None else order
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
-            told = (column[rows].tolist() for column in self.arrays().values())
-            for now_s, expect_s, ends, lies in zip(*told, strict=True):
-                if ends:
-                    yield Told(now_s, None, _ENDS)
-                elif math.isnan(expect_s):
-                    yield Told(now_s, None, None)
-                else:
-                    hints = Hints(expect_s=expect_s)
-                    yield Told(now_s, hints, hints, lies)
+            told = (column[rows].tolist() for column in (self.now_s, self.expect_s, self.ends))
+            for now_s, expect_s, ends in zip(*told, strict=True):
+                hints = None if math.isnan(expect_s) else Hints(expect_s=expect_s)
+                yield Told(now_s, hints, _ENDS if ends else hints)
 
 
 _ENDS = Hints(ends=True)

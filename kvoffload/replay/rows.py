@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash
 
-from .arrivals import NONE, Arrivals
+from .arrivals import NONE
 from .device import Found, device_hits
 from .groups import GroupChunks
 from .hints import Told
@@ -57,6 +58,7 @@ class Rows:
         self, trace: DecodedTrace, groups: GroupChunks, keys: Callable[[], list[BlockHash]]
     ) -> None:
         self._trace, self._keys = trace, keys
+        self._arrivals: Any = trace.arrivals
         self.groups = groups
         sizes = np.diff(trace.starts)
         self.order = np.arange(len(sizes))
@@ -142,12 +144,6 @@ class Rows:
 
     # -- in time -------------------------------------------------------------------------------
 
-    @property
-    def _arrivals(self) -> Arrivals:
-        if self._trace.arrivals is None:
-            raise ValueError("trace must have arrivals, got none")
-        return self._trace.arrivals
-
     def column(self, name: str) -> list[int]:
         """Return a column of the arrivals: see `Arrivals`."""
         found: list[int] = getattr(self._arrivals, name)[self.order].tolist()
@@ -166,7 +162,8 @@ class Rows:
     @functools.cached_property
     def names(self) -> list[bytes]:
         """The name of each session."""
-        return self._arrivals.session_names()
+        found: list[bytes] = self._arrivals.session_names()
+        return found
 
     @functools.cached_property
     def following(self) -> list[int]:

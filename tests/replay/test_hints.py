@@ -110,11 +110,11 @@ def test_what_is_told_is_what_a_plain_search_finds(drawn, told) -> None:
     for row, said, found in zip(rows, wanted, told_by_all, strict=True):
         assert found.now_s == row.timestamp / 1000
         if said == "ends":
-            assert found[1:] == (None, Hints(ends=True), False)
+            assert found[1:] == (None, Hints(ends=True))
             continue
         seconds = None if found.at_begin is None else found.at_begin.expect_s
         hints = None if seconds is None else Hints(expect_s=seconds)
-        assert found[1:] == (hints, hints, False)
+        assert found[1:] == (hints, hints)
         assert seconds in (known if said == "drawn" else {said})
 
 
