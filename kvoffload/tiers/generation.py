@@ -29,6 +29,11 @@ NUMBER_BYTES = 8
 MAX_FILE_BYTES = 1024
 
 
+def _open(path: str, flags: int) -> int:
+    """Open a file without waiting, as for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class Generation(NamedTuple):
     """A generation: its name, and the number that media and seals have for it."""
 
@@ -96,8 +101,7 @@ class GenerationSource:
         self.first = self._read(self._path)
 
     def _read(self, path: Path) -> str:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer, too
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open) as file:
             data = file.read(MAX_FILE_BYTES + 1) or b""
         name = ""
         with contextlib.suppress(ValueError):  # also of the decoding

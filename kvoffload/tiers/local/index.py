@@ -58,7 +58,6 @@ class Index(Medium):
         self._again: set[bytes] = set()  # those of them that are ready in the index, and pinned
         self._dropped: set[bytes] = set()  # keys that the index holds although they were dropped
         self._busy: Counter[int] = Counter()  # slots that threads use for jobs from before a forget
-        self._unwanted: set[int] = set()  # those of them that get blocks that were dropped
 
     # -- the slots of a medium ---------------------------------------------------------------
 
@@ -188,9 +187,7 @@ class Index(Medium):
             self._busy.subtract(job.slots.tolist())
             self._busy = +self._busy
             if job.op == "put":
-                unwanted = self._unwanted.intersection(job.slots.tolist())
-                self._unwanted -= unwanted
-                self.clear(list(unwanted))
+                self.clear(job.slots.tolist())
             return
         if job.op == "put":
             self._put_ended(job, (statuses == OK).tolist())
@@ -270,14 +267,10 @@ class Index(Medium):
 
     def forget(self) -> None:
         self._index.reset_cache()
-        dropped = self._storing & self._dropped
         for keys in (self._storing, self._again, self._dropped):
             keys.clear()
         under_way = self.jobs.unsettled.values()
         self._busy = Counter(slot for job in under_way for slot in job.slots.tolist())
-        for job in under_way:
-            slots = zip(job.keys, job.slots.tolist(), strict=True)
-            self._unwanted.update(slot for key, slot in slots if key in dropped)
         self.jobs.events.removed([], "forgotten")
 
     def sizes(self) -> dict[str, int]:

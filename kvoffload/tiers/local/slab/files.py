@@ -299,6 +299,7 @@ class SlabFiles:
             return True
         if found is None:
             self._made_files.append(NAMESPACE)
+        self._made_files.append(NEW_NAMESPACE)
         fd = folder.open(NEW_NAMESPACE, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _write(fd, wanted, 0)
@@ -355,7 +356,9 @@ class SlabFiles:
         self.header = replace(self.header, generation=generation)
 
     def write_header(self) -> Header:
-        """Write the header and wait until it is on the disk; return what was written.
+        """Write the header of another generation, remove all seals, and wait for the disk.
+
+        Return the header that was written.
 
         Raises
         ------
@@ -365,6 +368,11 @@ class SlabFiles:
         """
         header = self.header
         try:
+            # An earlier generation's seals would be valid again if it returned, of discarded blocks
+            # too.
+            os.ftruncate(self.table_fd, HEADER_BYTES)
+            with contextlib.suppress(OSError):  # the table grows with its seals
+                _allocate(self.table_fd, header.table_bytes)
             _write(self.table_fd, header.pack(), 0)
             os.fsync(self.table_fd)
         except OSError:
@@ -400,17 +408,15 @@ class SlabFiles:
 
     def _explain(self, error: OSError, wanted: int) -> NoReturn:
         if error.errno in _NO_SPACE:
-            raise _no_space(self.folder, wanted) from error
+            raise _no_space(self.folder, wanted, error.strerror) from error
         path = Path(error.filename or self.folder)
         if self.folder not in (path, *path.parents) and path not in self.folder.parents:
             path = self.folder / path  # from a call in the open folder
         raise TierError(f"{path}: {error.strerror}") from error
 
 
-def _no_space(folder: Path, wanted: int) -> TierSpaceError:
-    return TierSpaceError(
-        f"{folder} needs {wanted} bytes for its capacity: {os.strerror(errno.ENOSPC)}"
-    )
+def _no_space(folder: Path, wanted: int, why: str | None) -> TierSpaceError:
+    return TierSpaceError(f"{folder} needs {wanted} bytes for its capacity: {why}")
 
 
 def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
@@ -427,7 +433,7 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
         system = os.statvfs(existing)
         # A file system without blocks, as ramfs, does not know its size.
         if system.f_blocks and wanted - held > system.f_bfree * system.f_frsize:
-            raise _no_space(folder, wanted)
+            raise _no_space(folder, wanted, os.strerror(errno.ENOSPC))
 
 
 def _allocate(fd: int, nbytes: int) -> None:

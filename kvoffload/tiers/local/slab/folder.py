@@ -125,8 +125,9 @@ class LockedFolder(OpenFolder):
         _take(fd, self.path, until)
         if not os.path.samestat(os.fstat(fd), self.stat(LOCK)):
             return False  # the lock was removed before it was taken
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(OSError):  # of a full disk: then the lock names no process
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return True
 
     def close(self) -> None:
