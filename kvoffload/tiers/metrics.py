@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from .base import State, Status, TierEvent
 
 log = logging.getLogger("kvoffload.tiers")
 
+LOG_S = 60.0
+"""Minimum seconds between log lines of one kind."""
 _LOOKUPS = {"hits": State.HIT, "misses": State.MISS, "unknown": State.UNKNOWN}
 
 
@@ -120,3 +123,13 @@ def write_line(level: int, message: str, *arguments: object) -> None:
     """
     with contextlib.suppress(Exception):
         log.log(level, message, *arguments, stacklevel=2)
+
+
+def write_seldom(
+    logged: dict[str, float], kind: str, level: int, message: str, *arguments: object
+) -> None:
+    """Log a line, like `write_line`, unless `logged` has one of its kind of the last minute."""
+    now = time.monotonic()
+    if now - logged.get(kind, -LOG_S) >= LOG_S:
+        logged[kind] = now
+        write_line(level, message, *arguments)

@@ -206,8 +206,9 @@ def test_a_disk_without_room_below(tmp_path: Path) -> None:
 
 
 INJECTED = """
-    import errno, os, sys, time
+    import errno, logging, os, sys
     from pathlib import Path
+    from unittest.mock import Mock
     from kvoffload.tiers import State, Status
     from tests.tiers.attack import BLOCK_BYTES, Universe, open_slab, stop_clock
 
@@ -240,11 +241,15 @@ INJECTED = """
         assert set(universe.check(tier, region, universe.keys[:16]).values()) == {Status.OK}
         assert tier.health(reset=True).ok
         assert tier.stats()["blocks"] == 16, tier.stats()
-    # errors of the table, not of the blocks
+    # errors of the table, not of the blocks: one line about all seals that stay
+    logging.getLogger("kvoffload.tiers").addHandler(handler := Mock(level=0))
     during(sys.argv[5], errno.EIO, 4096)
+    tier.discard(universe.keys[12:16])
     found = universe.put(tier, region, universe.keys[16:20])
     assert set(found.tolist()) == {Status.FAILED}, found
+    assert handler.handle.call_count == 1, handler.handle.mock_calls
     fault.write_text("")
+    assert not universe.put(tier, region, universe.keys[12:16]).any()
     # reading: what fails is dropped, neighbours are not
     list(tier.take_events())
     during(preadv, errno.EIO, data_bytes)

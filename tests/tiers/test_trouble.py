@@ -310,7 +310,7 @@ class TestRemoval:
         assert run(tier, tier.get(KEYS[5:6], [0])).status.tolist() == [Status.FAILED]
         for count, key in enumerate(KEYS[:3], start=1):
             if count == 3:
-                tier._jobs._log_corrupt_at -= 60.0  # a minute later
+                tier._jobs._logged.clear()  # a minute later
             tier.flip(key, bit=12_345)
             done = run(tier, tier.get([key, KEYS[8]], [0, 1]))
             assert done.status.tolist() == [Status.CORRUPT, Status.OK]

@@ -12,7 +12,6 @@ Invariants
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from kvoffload.tiers.base import Done, Operation, Status
 from kvoffload.tiers.generation import Generation
-from kvoffload.tiers.metrics import Events, TierMetrics, write_line
+from kvoffload.tiers.metrics import Events, TierMetrics, write_seldom
 from kvoffload.tiers.native import require_extensions
 from kvoffload.tiers.options import TierOptions
 
@@ -35,9 +34,6 @@ MAX_QUEUED_KEYS = 100_000
 """Most keys that the queries under way ask for together."""
 LEAST_QUEUED_KEYS = 16
 """Least number of keys that a query is counted as, for its memory besides the keys."""
-
-CORRUPT_LOG_S = 60.0
-"""Minimum seconds between log lines about corrupt blocks."""
 
 _ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
 """Statuses that show an answer of the medium."""
@@ -101,7 +97,7 @@ class Jobs:
         self.done: list[Done] = []  # those that `Tier.poll` has not returned, in order
         self._chores: dict[int, Callable[[int], None]] = {}
         self._queued_bytes = 0
-        self._log_corrupt_at = -math.inf
+        self._logged: dict[str, float] = {}
         self._queued_keys = 0
 
     # -- the beginning -----------------------------------------------------------------------
@@ -203,7 +199,7 @@ class Jobs:
         for job in self.unsettled.values():
             if not job.has_ended and job.job not in ended:
                 job.has_ended = True
-                job.status = np.full(len(job.status), Status.UNAVAILABLE)
+                job.status = np.full(len(job.status), Status.UNAVAILABLE, np.int8)
                 self._finish(job)
 
     def have_ended(self, jobs: Collection[int]) -> bool:
@@ -220,15 +216,13 @@ class Jobs:
 
     def log_corrupt(self, place: str) -> None:
         """Log a line about corrupt blocks that were dropped, unless there was one of late."""
-        if time.monotonic() >= self._log_corrupt_at:
-            self._log_corrupt_at = time.monotonic() + CORRUPT_LOG_S
-            write_line(
-                logging.WARNING,
-                "tier %r dropped corrupt blocks; %s had %d so far",
-                self.options.name,
-                place or "it",
-                self.metrics.evicted["corrupt"],
-            )
+        count = self.metrics.evicted["corrupt"]
+        self.say("dropped corrupt blocks; %s had %d so far", place or "it", count)
+
+    def say(self, message: str, *arguments: object) -> None:
+        """Log a line about the tier; repeat the same message at most once a minute."""
+        line = f"tier %r {message}"
+        write_seldom(self._logged, message, logging.WARNING, line, self.options.name, *arguments)
 
     def _take_in(
         self, job: Job, flags: int, statuses: npt.NDArray[np.int8], medium: Medium

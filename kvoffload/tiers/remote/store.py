@@ -26,7 +26,7 @@ from typing import Any
 from kvoffload.tiers.base import Closing, Status
 from kvoffload.tiers.engine.contract import DROP, MOVING, READ, TOUCH, WRITE, Block
 from kvoffload.tiers.generation import NUMBER_BYTES
-from kvoffload.tiers.metrics import write_line
+from kvoffload.tiers.metrics import write_seldom
 from kvoffload.tiers.namespace import MAX_JSON_BYTES, Namespace, check_namespace
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -36,8 +36,6 @@ CHORE_S = 1.0
 """Time limit of a chore, seconds."""
 VISIT_S = 2.0
 """Time limit of a visit, seconds; a job may end meanwhile, and the next one benefits."""
-LOG_S = 60.0
-"""Minimum seconds between equal log lines."""
 
 
 class ForeignNamespaceError(Exception):
@@ -299,10 +297,7 @@ class RemoteStore(Closing, ABC):
 
     def say(self, what: str, level: int = logging.WARNING) -> None:
         """Log a line about the tier; repeat the same line at most once a minute."""
-        now = time.monotonic()
-        if now - self._logged.get(what, -LOG_S) >= LOG_S:
-            self._logged[what] = now
-            write_line(level, "tier %r %s", self.name, what)
+        write_seldom(self._logged, what, level, "tier %r %s", self.name, what)
 
 
 def as_settings(name: str, settings: Any) -> Mapping[str, Any]:

@@ -297,11 +297,7 @@ class _Slab(Index):
         if status == Status.UNAVAILABLE:  # the pool closes first
             self.clear([slot])
         elif status != Status.OK:
-            write_line(
-                logging.WARNING,
-                "tier %r could not clear the seal of a block that was dropped",
-                self.jobs.options.name,
-            )
+            self.jobs.say("could not clear the seals of blocks that were dropped")
 
     # -- forgetting --------------------------------------------------------------------------
 
@@ -387,7 +383,7 @@ _READERS: Readers = {
 }
 
 
-def open_slab(place: str, namespace: Namespace, **options: str) -> FileTier:
+def open_slab(place: str, namespace: Namespace, /, **options: str) -> FileTier:
     """Open ``slab:/nvme/kv?capacity=2TB``; see `kvoffload.tiers.open_tier`."""
     if not place:
         raise ValueError("a slab must have a folder, as slab:/nvme/kv")
