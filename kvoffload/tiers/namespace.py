@@ -42,6 +42,8 @@ _PAGES, _PAGE_BYTES = 64, 2**12
 _MAX_ROWS = 1000
 _MAX_ENTRIES = 100_000
 """Most files and folders of a model's directory that are examined."""
+_WHOLE = {"block_bytes": (1, MAX_BLOCK_BYTES), "tokens_per_hash": (0,), "tokens_per_block": (0,)}
+"""The fields that are whole numbers, and their bounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,7 @@ class Namespace:
     hash_seed : Any
         Seed of these hashes.
     tokens_per_hash, tokens_per_block : int
-        Tokens per key of the engine, and per block.
+        Tokens per key of the engine, and per block; 0 if unknown.
     parallel : Any
         Sizes and rank of the parallel groups that split a block's bytes; None if the bytes do not
         depend on them.
@@ -82,7 +84,7 @@ class Namespace:
     Raises
     ------
     TypeError, ValueError
-        If a field cannot be written as JSON, or `block_bytes` is out of bounds.
+        If a field cannot be written as JSON, or a number is out of bounds.
     """
 
     model: str
@@ -101,7 +103,8 @@ class Namespace:
     _json: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        check_int("block_bytes", self.block_bytes, 1, MAX_BLOCK_BYTES)
+        for name, bounds in _WHOLE.items():
+            object.__setattr__(self, name, check_int(name, getattr(self, name), *bounds))
         fields = {field.name: getattr(self, field.name) for field in dataclass_fields(self)}
         del fields["_json"]
         for name, value in fields.items():

@@ -81,7 +81,7 @@ ADDRESSES = [
     ("slab:?capacity=1MB", "a slab must have a folder"),
     ("slab:/nonexistent", "option capacity must be given"),
     ("slab:/nonexistent?capacity=lots", "option capacity must be bytes"),
-    (f"{SLAB}&speed=2", "option 'speed' must be one of capacity"),
+    (f"{SLAB}&place=2", "option 'place' must be one of capacity"),
     (f"{SLAB}&capacity=2MB", "option 'capacity' must be given once"),
     ("slab://kv?capacity=1MB", "a folder must be written as slab:kv or slab:/kv, got slab://"),
     ("slab:/nonexistent?capacity", "options must read option=value"),
@@ -93,7 +93,7 @@ ADDRESSES = [
     ("memory:/there?capacity=1MB", "memory must have no place"),
     ("dir:?capacity=1MB", "a directory must be given"),
     ("dir:/nonexistent", "option capacity must be given"),
-    ("dir:/nonexistent?capacity=1MB&policy=lru", "option 'policy' must be one of"),
+    ("dir:/nonexistent?capacity=1MB&namespace=lru", "option 'namespace' must be one of"),
     ("dir:/nonexistent?capacity=1MB&sweep=0", "sweep_s must be a number > 0"),
     ("dir:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
     ("redis:host", "^url must read redis://host"),
@@ -105,7 +105,7 @@ ADDRESSES = [
     ("redis://host/0/1", "number as its path, as in /0, got '/0/1'$"),
     ("rediss://host/-1", "number as its path, as in /0, got '/-1'$"),
     ("redis://host/1234567890", "number as its path, as in /0, got '/1234567890'$"),
-    ("redis://host?capacity=1MB", "option 'capacity' must be one of"),
+    ("redis://host?scheme=1MB", "option 'scheme' must be one of"),
     ("s3:bucket", "^url must begin with .* name a bucket"),
 ]
 
@@ -183,6 +183,7 @@ TYPES: list[tuple[Callable[[], object], str]] = [
     (lambda: namespace(weights=object()), "weights must hold text, numbers"),
     (lambda: namespace(groups=[{1: 2}]), r"groups\[0\] must have text as keys, got 1"),
     (lambda: namespace(salt=b"bytes"), "salt must hold text"),
+    (lambda: namespace(tokens_per_block="16"), "tokens_per_block must be an integer, got '16'"),
     (lambda: weights_identity(3), "source must be a path or a name, got 3"),
     (lambda: TierOptions(threads=True), "^threads must be an integer, got True$"),
     (lambda: TierOptions(enable_events=1), "^enable_events must be True or False, got 1$"),
@@ -261,6 +262,8 @@ def test_a_path_is_named_once(tmp_path: Path, monkeypatch) -> None:
 
 def test_numbers_of_any_size() -> None:
     assert namespace(layout=2**4096 - 1) != namespace(layout=nested(8))
+    some = namespace(block_bytes=np.int64(BLOCK), groups=2, tokens_per_block=np.int64(16))
+    assert "capacity_tokens" not in memory(namespace=some).stats()
     assert [parse_size(size) for size in ("4096", "2TB", "1.5 GiB")] == [
         4096,
         2 * 10**12,

@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import math
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -142,10 +144,7 @@ def query(world: World) -> list[int]:
     ],
 )
 def test_an_error_is_a_status_and_its_text_is_not_logged(
-    world: World,
-    error: type[Exception] | None,
-    status: Status,
-    caplog: pytest.LogCaptureFixture,
+    world: World, error: type[Exception] | None, status: Status, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(run: Sequence[Block], generation: int) -> None:
         if error:
@@ -294,6 +293,15 @@ def test_touches_do_not_pile_up_while_a_medium_hangs(world: World) -> None:
     world.tier.touch(KEYS[:2])
     settle(world.tier)
     assert told == [KEYS[:1], KEYS[1:2]]
+
+
+def test_the_descriptor_stays_readable_while_a_query_hangs(world: World) -> None:
+    answers = threading.Event()
+    assert world.tier.wait([world.tier.query(KEYS[:1], PATIENCE_S)], PATIENCE_S)
+    world.store.find = lambda *_: answers.wait(PATIENCE_S)
+    world.tier.query([b"another"], PATIENCE_S)
+    assert select.select([world.tier.fileno()], [], [], 0)[0]
+    answers.set()
 
 
 def test_options_as_text() -> None:
@@ -457,7 +465,7 @@ def test_a_directory_that_grows_is_swept_before_the_period(
 ) -> None:
     size = namespace.block_bytes
     keys = [b"%d" % number for number in range(64)]
-    with DirectoryTier(tmp_path, 32 * size, namespace=namespace, sweep_s=3600.0) as tier:
+    with DirectoryTier(tmp_path, 32 * size, namespace=namespace, sweep_s=math.inf) as tier:
         attached(tier, 64)
         run(tier, tier.put(keys, range(64)))
 

@@ -173,9 +173,11 @@ class ComposedTier(Tier):
 
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
         started = time.monotonic()
-        self._enter()
+        pool = self._enter()
         seconds, stored = check_deadline(deadline_s, QUERY_DEADLINE_S), stored_keys(keys)
         self._collect()  # blocks stored meanwhile are known
+        if self._jobs.done:
+            pool.notify()  # `poll` has something to return
         return self._start("query", started, self._query, stored, seconds)
 
     def _query(self, job: Job, stored: list[bytes], timeout_s: float) -> None:
@@ -389,9 +391,10 @@ class ComposedTier(Tier):
         found = {**self._jobs.gauges(), "staging_bytes": 0, "late_jobs": 0}
         if self.capacity_bytes is not None:
             found["capacity_bytes"] = self.capacity_bytes
-            if self.namespace.tokens_per_block and len(self.namespace.groups) < 2:
+            tokens, groups = self.namespace.tokens_per_block, self.namespace.groups
+            if tokens and isinstance(groups, list | tuple) and len(groups) < 2:  # else unknown
                 blocks = self.capacity_bytes // self.block_bytes
-                found["capacity_tokens"] = blocks * self.namespace.tokens_per_block
+                found["capacity_tokens"] = blocks * tokens
         return {**found, **self._threads(), **self._medium.sizes()}
 
     def _threads(self) -> dict[str, int]:

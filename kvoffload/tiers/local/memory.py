@@ -91,7 +91,7 @@ class _SecondRegion(Index):
 _READERS: Readers = {"capacity": ("capacity_bytes", parse_size), "policy": ("policy", str), **LOCAL}
 
 
-def open_memory(place: str, namespace: Namespace, **options: str) -> MemoryTier:
+def open_memory(place: str, namespace: Namespace, /, **options: str) -> MemoryTier:
     """Open ``memory:?capacity=64GiB``; see `kvoffload.tiers.open_tier`."""
     if place:
         raise ValueError(f"memory must have no place, got {describe(place)}")

@@ -34,6 +34,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 import time
 from binascii import hexlify
 from collections.abc import Iterator, Mapping, Sequence
@@ -294,8 +295,8 @@ class DirectoryTier(RemoteTier):
     namespace : Namespace
         The namespace of the bytes; its ``block_bytes`` is the size of a block.
     sweep_s : float
-        Seconds between two sweeps. A tier that has written a sixteenth of the capacity since its
-        last sweep sweeps earlier.
+        Seconds between two sweeps, > 0, and possibly infinite. A tier that has written a sixteenth
+        of the capacity since its last sweep sweeps earlier.
     **keywords
         The options of `TierOptions`, whose sizes may be text; by default ``threads=8`` and
         ``name="directory"``. This tier is always staged.
@@ -328,7 +329,8 @@ class DirectoryTier(RemoteTier):
         block_bytes = check_namespace(namespace).block_bytes
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, block_bytes)
         max_blocks = capacity_bytes // block_bytes
-        self._files = DirectoryStore(namespace, path, max_blocks, float(sweep_s))
+        sweep_s = float(min(sweep_s, threading.TIMEOUT_MAX))  # no thread can wait for longer
+        self._files = DirectoryStore(namespace, path, max_blocks, sweep_s)
         self._sweeper = self._files.sweeper
         super().__init__(self._files, options, capacity_bytes)
 
@@ -376,7 +378,7 @@ _READERS: Readers = {
 }
 
 
-def open_directory(place: str, namespace: Namespace, **options: str) -> DirectoryTier:
+def open_directory(place: str, namespace: Namespace, /, **options: str) -> DirectoryTier:
     """Open ``dir:/mnt/kv?capacity=2TB``; see `kvoffload.tiers.open_tier`."""
     if not place:
         raise ValueError("a directory must be given, as dir:/mnt/kv")
@@ -415,7 +417,7 @@ def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> I
     del options
     for _, namespace, generation in _generations(url.removeprefix("dir:")):
         if number in (None, int(generation, 16)):
-            with contextlib.suppress(NotADirectoryError):
+            with contextlib.suppress(NotADirectoryError, FileNotFoundError):
                 count = Deleted(*_count(namespace, generation))
                 error = namespace.remove_tree(generation)
                 if error is not None:

@@ -339,7 +339,7 @@ _READERS: Readers = {
 }
 
 
-def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> ObjectTier:
+def _open(scheme: str, place: str, namespace: Namespace, /, **options: str) -> ObjectTier:
     """Open ``s3://bucket/prefix`` and the like; see `kvoffload.tiers.open_tier`."""
     return ObjectTier(f"{scheme}:{place}", namespace=namespace, **_read(options))
 

@@ -412,7 +412,7 @@ def _ca(path: str) -> dict[str, str]:
 _READERS: Readers = {**STAGED, "prefix": ("prefix", str), "ca": ("connection_options", _ca)}
 
 
-def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> RedisTier:
+def _open(scheme: str, place: str, namespace: Namespace, /, **options: str) -> RedisTier:
     """Open ``redis://host`` or ``rediss://host``; see `kvoffload.tiers.open_tier`."""
     return RedisTier(f"{scheme}:{place}", namespace=namespace, **read_options(options, _READERS))
 
