@@ -140,6 +140,9 @@ def _verdicts(
                 yield each.folder, slab.verify_slab(each.folder, show)
             except OffloadError as error:
                 yield each.folder, error
+            except OSError as error:
+                at = error.filename or each.folder
+                yield each.folder, OffloadError(f"{at}: {error.strerror}")
             before += each.num_blocks
 
 

@@ -981,7 +981,8 @@ class TieredStore(Closing):
         if os.getpid() != self._pid:
             return True
         clean = [tier.close(timeout_s) for tier in self.tiers]
-        self._set_declining(allowed=True)
+        if not self._closed:  # else the manager may be another store's by now
+            self._set_declining(allowed=True)
         self._closed = True
         return all(clean)
 

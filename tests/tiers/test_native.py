@@ -29,21 +29,9 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"KVOFFLOAD_TEST_BUDGET={STATED_BUDGET} runs it")
     sanitizer = [] if request.param == "plain" else [f"-fsanitize={request.param}"]
     path = tmp_path_factory.mktemp("stress") / "stress"
-    build = subprocess.run(
-        [
-            "gcc",
-            *FLAGS,
-            *sanitizer,
-            f"-I{HEADERS}",
-            str(Path(__file__).with_name("pool_stress.c")),
-            "-lpthread",
-            "-o",
-            str(path),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    source = Path(__file__).with_name("pool_stress.c")
+    command = ["gcc", *FLAGS, *sanitizer, f"-I{HEADERS}", source, "-lpthread", "-o", path]
+    build = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find -l" in build.stderr or "unrecognized argument" in build.stderr:
         pytest.skip(f"no -fsanitize={request.param} here")
     assert build.returncode == 0, build.stderr

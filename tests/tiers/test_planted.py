@@ -17,16 +17,7 @@ from kvoffload.tiers.local.slab.layout import Header, record_offset
 from tests.isolated.scripts import run_script
 from tests.tiers.seals import Seal
 
-from .attack import (
-    BLOCK_BYTES,
-    NAMESPACE,
-    Universe,
-    _run,
-    kill,
-    new_disk,
-    open_slab,
-    start,
-)
+from .attack import BLOCK_BYTES, NAMESPACE, Universe, _run, kill, new_disk, open_slab, start
 from .planted import KINDS, Victim, everything
 
 NAMES = ("blocks.dat", "slots.tbl", "namespace.json", "lock")

@@ -391,6 +391,12 @@ class TestDeclining:
         output = manager.prepare_store(KEYS[:8])
         assert output is not None
         assert len(output.block_hashes_to_store) < 8
+        manager.reset_cache()
+        second = make([memory()], manager=manager)
+        engine.store.close()  # once more
+        train(manager)
+        second.compute(KEYS[:8])
+        assert second.store.lookup(KEYS[:8])[0] == 8
 
     @pytest.mark.parametrize("tiers", [0, 1])
     def test_estimates_of_a_watch_decline_where_the_manager_may(self, tiers: int) -> None:
