@@ -264,11 +264,8 @@ def test_numbers_of_any_size() -> None:
     assert namespace(layout=2**4096 - 1) != namespace(layout=nested(8))
     some = namespace(block_bytes=np.int64(BLOCK), groups=2, tokens_per_block=np.int64(16))
     assert "capacity_tokens" not in memory(namespace=some).stats()
-    assert [parse_size(size) for size in ("4096", "2TB", "1.5 GiB")] == [
-        4096,
-        2 * 10**12,
-        3 * 2**29,
-    ]
+    sizes = [parse_size(size) for size in ("4096", "2TB", "1.5 GiB")]
+    assert sizes == [4096, 2 * 10**12, 3 * 2**29]
     with opened() as tier:
         run(tier, tier.put([b"1"], [0], deadline_s=10**400))
         assert tier.wait([], 10**400)

@@ -113,10 +113,8 @@ def test_info_of_a_directory(tmp_path: Path, command) -> None:
     assert list(under_way) == []
     assert command("delete", f"dir:{tmp_path}", "--all", "--yes")[0] == 0
     assert {path.name for path in namespace.iterdir()} >= {"1" * 16, "2" * 16, "namespace.json"}
-    assert command("info", f"dir:{tmp_path}")[::2] == (
-        1,
-        f"kvoffload: dir:{tmp_path}: no blocks are here\n",
-    )
+    said = f"kvoffload: dir:{tmp_path}: no blocks are here\n"
+    assert command("info", f"dir:{tmp_path}")[::2] == (1, said)
 
 
 def test_verify(slabs: Path, command) -> None:
@@ -141,6 +139,8 @@ def test_a_block_that_cannot_be_read_is_not_sound(
     how: str, slabs: Path, command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        if len(views[0]) < 4096:  # of the table
+            return read(fd, views, offset)
         if not first:
             first.append(offset)
         elif how == "fails":

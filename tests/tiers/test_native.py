@@ -42,13 +42,10 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_random_jobs_under_a_sanitizer(program: Path, mode: str, seed: int) -> None:
     """Slow and failing calls, deadlines, closing. Stated: 6 s each."""
     seconds = min(6.0, 0.3 * read_budget())
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    command = [program, mode, str(seconds), str(seed)]
     done = subprocess.run(
-        [str(program), mode, str(seconds), str(seed)],
-        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-5000:]
     report(done.stdout.strip())

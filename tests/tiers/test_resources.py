@@ -186,7 +186,7 @@ def test_without_a_region_no_disk_is_waited_for(
                 waited_for.append(threading.current_thread())
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        for name in ("open", "pwrite", "pread", "fsync", "unlink", "stat", "rename", "utime"):
+        for name in ("open", "ftruncate", "pwritev", "fsync", "unlink", "stat", "rename", "utime"):
             patch.setattr(os, name, fail)
         tier.discard(KEYS[:4])
         tier.touch(KEYS[4:])

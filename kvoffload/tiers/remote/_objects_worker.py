@@ -53,7 +53,7 @@ MAX_TEXT_BYTES = 4096
 STACK_BYTES = 2**20
 
 
-Data: TypeAlias = "bytes | memoryview"
+Data: TypeAlias = "bytes | bytearray | memoryview"
 Outcome: TypeAlias = "tuple[int, bytes, Data]"
 """An outcome, its text, and the bytes that were read."""
 
@@ -78,7 +78,7 @@ def encode_settings(settings: dict[str, Any]) -> bytes:
     return json.dumps(settings, default=plain).encode("ascii")
 
 
-def decode_settings(data: bytes) -> dict[str, Any]:
+def decode_settings(data: bytes | bytearray) -> dict[str, Any]:
     """Return the settings from `encode_settings`."""
 
     def value(found: dict[str, Any]) -> Any:
@@ -92,14 +92,19 @@ def decode_settings(data: bytes) -> dict[str, Any]:
     return settings
 
 
-def receive(connection: socket.socket, nbytes: int) -> bytes:
-    """Return `nbytes` bytes; EOFError if the other side closed the connection before."""
-    data = connection.recv(nbytes, socket.MSG_WAITALL) if nbytes else b""
-    while len(data) < nbytes:  # a signal interrupted the call
-        piece = connection.recv(nbytes - len(data), socket.MSG_WAITALL)
-        if not piece:
+def fill(connection: socket.socket, buffer: memoryview) -> None:
+    """Fill a buffer; EOFError if the other side closed the connection before."""
+    while buffer:  # a signal interrupts the call
+        got = connection.recv_into(buffer, 0, socket.MSG_WAITALL)
+        if not got:
             raise EOFError
-        data += piece
+        buffer = buffer[got:]
+
+
+def receive(connection: socket.socket, nbytes: int) -> bytearray:
+    """Return `nbytes` bytes; EOFError as `fill`."""
+    data = bytearray(nbytes)
+    fill(connection, memoryview(data))
     return data
 
 
@@ -198,12 +203,9 @@ class _Worker:
 def _answer(
     connection: socket.socket, index: int, outcome: int, text: bytes = b"", data: Data = b""
 ) -> None:
-    head = ANSWER.pack(index, outcome, len(text), len(data)) + text
-    sent = connection.sendmsg([head, data])
-    if sent < len(head):
-        connection.sendall(head[sent:])
-        sent = len(head)
-    connection.sendall(memoryview(data)[sent - len(head) :])
+    connection.sendall(ANSWER.pack(index, outcome, len(text), len(data)) + text)
+    if len(data):
+        connection.sendall(data)
 
 
 # -- the process ---------------------------------------------------------------------------------

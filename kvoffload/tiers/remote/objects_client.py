@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     position: int  # of the object in the request
     outcome: int  # `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`
     text: str = ""  # the name of an error's type
-    data: bytes | memoryview = b""  # the bytes that were read
+    data: worker.Data = b""  # the bytes that were read
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -308,17 +308,15 @@ def _send(
     size: tuple[int, int],
 ) -> None:
     """Send a request, on a connection that only this thread uses."""
-    parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, seconds, *size, len(items))]
+    head = worker.REQUEST.pack(verb, seconds, *size, len(items))
     for path, data in items:
         encoded = path.encode()
-        parts += [worker.ITEM.pack(len(encoded), len(data)) + encoded, data]
-    left = [memoryview(part).cast("B") for part in parts if len(part)]
-    while left:
-        sent = connection.sendmsg(left[:1000], [], _SEND)
-        while left and sent >= len(left[0]):
-            sent -= len(left.pop(0))
-        if left:
-            left[0] = left[0][sent:]
+        head += worker.ITEM.pack(len(encoded), len(data)) + encoded
+        if len(data):
+            connection.sendall(head, _SEND)
+            connection.sendall(data, _SEND)
+            head = b""
+    connection.sendall(head, _SEND)
 
 
 def _receive(
@@ -333,12 +331,7 @@ def _receive(
     if not into or not nbytes:
         return Answer(index, outcome, text, worker.receive(connection, nbytes))
     data = into[index][:nbytes]
-    got = 0
-    while got < nbytes:
-        piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
-        if not piece:
-            raise EOFError
-        got += piece
+    worker.fill(connection, data)
     return Answer(index, outcome, text, data)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import TierError, TierSpaceError
-from kvoffload.tiers.folder import make_folders
+from kvoffload.tiers.folder import make_folders, transfer
 from kvoffload.tiers.generation import Generation
 from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import NAMESPACE, Namespace
@@ -86,7 +86,7 @@ def read_seals(fd: int, header: Header) -> Iterator[tuple[int, memoryview]]:
         last = -(-(stop - record_offset(0)) // SEAL_BYTES)
         for slot in range(first, last, SEALS_AT_ONCE):
             count = min(SEALS_AT_ONCE, last - slot)
-            records = memoryview(_read(fd, count * SEAL_BYTES, record_offset(slot)))
+            records = _read(fd, count * SEAL_BYTES, record_offset(slot))
             found = len(records) // SEAL_BYTES
             if found:
                 yield slot, records[: found * SEAL_BYTES]
@@ -118,7 +118,7 @@ def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArr
     if header is None:
         return None, memoryview(b""), np.empty(0, np.int64)
     num_slots = min(most, header.num_slots, max(0, size - HEADER_BYTES) // SEAL_BYTES)
-    records = memoryview(_read(fd, num_slots * SEAL_BYTES, record_offset(0)))
+    records = _read(fd, num_slots * SEAL_BYTES, record_offset(0))
     num_slots = len(records) // SEAL_BYTES
     stamps = np.zeros(num_slots, np.int64)
     raw = _read(fd, num_slots * STAMP_BYTES, header.stamps_offset)
@@ -127,25 +127,14 @@ def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArr
     return header, records[: num_slots * SEAL_BYTES], stamps
 
 
-def _read(fd: int, nbytes: int, offset: int) -> bytes:
+def _read(fd: int, nbytes: int, offset: int) -> memoryview:
     """Read up to `nbytes` bytes, fewer at the end of the file."""
-    pieces = []
-    while nbytes:
-        piece = os.pread(fd, min(nbytes, 2**26), offset)
-        if not piece:
-            break
-        pieces.append(piece)
-        nbytes -= len(piece)
-        offset += len(piece)
-    return b"".join(pieces)
+    data = memoryview(bytearray(nbytes))
+    return data[: transfer(os.preadv, fd, [data], offset)]
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view = view[written:]
-        offset += written
+    transfer(os.pwritev, fd, [memoryview(data)], offset)
 
 
 def open_direct(folder: OpenFolder) -> int | None:

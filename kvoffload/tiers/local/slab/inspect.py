@@ -203,7 +203,6 @@ class _Block(Closing):
         self._fd = fd
         self._size = os.fstat(fd).st_size
         self._block_bytes = block_bytes
-        self._is_blank = True
         self.memory: mmap.mmap | bytes = b""
 
     def read(self, start: int) -> bool:
@@ -214,13 +213,12 @@ class _Block(Closing):
         pieces = list(data_pieces(self._fd, start, end))
         if not pieces:
             return False
-        if not self._is_blank and pieces != [(start, end)]:
+        if pieces != [(start, end)]:
             self.close()  # holes of the file read as zeros and take no memory here either
         if not self.memory:
             # Private: pages never written to are read without taking memory.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self.memory = mmap.mmap(-1, self._block_bytes, flags)
-        self._is_blank = False
         with memoryview(self.memory) as view:
             for first, last in pieces:
                 with view[first - start : last - start] as piece:
@@ -236,7 +234,6 @@ class _Block(Closing):
         if isinstance(self.memory, mmap.mmap):
             self.memory.close()
         self.memory = b""
-        self._is_blank = True
 
 
 def remove_slab(folder: str | Path) -> int:
