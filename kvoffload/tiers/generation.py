@@ -97,7 +97,7 @@ class GenerationSource:
             raise TypeError(f"generation_file must be a path, got {describe(path)}")
         if name:
             raise ValueError(f"generation must not be given with generation_file, got {name!r}")
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self.first = self._read(self._path)
 
     def _read(self, path: Path) -> str:

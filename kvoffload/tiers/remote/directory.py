@@ -104,8 +104,8 @@ class DirectoryStore(RemoteStore):
     def __init__(self, namespace: Namespace, path: Path, max_blocks: int, sweep_s: float) -> None:
         super().__init__(namespace)
         self.place = str(path)
-        self.directory = path
-        self.folder = path / self.fingerprint.hex()
+        self.directory = path.absolute()  # it stays if the process changes its own
+        self.folder = self.directory / self.fingerprint.hex()
         self.sweeper = Sweeper(self.open_namespace, max_blocks, sweep_s, self.say)
         self.on_written = self.sweeper.count_written
         self._opened: Folder | None = None  # the namespace's, since its last comparison
