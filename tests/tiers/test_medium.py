@@ -263,9 +263,9 @@ INJECTED = """
     assert not universe.put(tier, region, universe.keys[:32]).any()
     assert set(universe.check(tier, region, universe.keys[:32]).values()) == {Status.OK}
     # a generation that cannot be written is said
-    during(sys.argv[5], errno.EIO, 4096)
+    fsync, os.fsync = os.fsync, Mock(side_effect=OSError(errno.EIO, "no"))
     assert tier.forget("new") is False
-    fault.write_text("")
+    os.fsync = fsync
     assert tier.forget("new") is True
     assert tier.close()
 """

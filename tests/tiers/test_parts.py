@@ -353,7 +353,6 @@ def test_sizes_are_numbers_or_text_as_in_a_url(kind: str, tmp_path: Path) -> Non
             assert tier.capacity_bytes == 40_960
             assert repr(tier).startswith(f"{type(tier).__name__}(")
             assert f"name={tier.name!r})" in repr(tier)
-            if kind != "dir":
-                assert "capacity_bytes=40960, " in repr(tier)
+            assert "capacity_bytes=40960, " in repr(tier)
             if kind == "slab":
                 assert str(tmp_path) in repr(tier)

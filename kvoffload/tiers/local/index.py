@@ -274,8 +274,7 @@ class Index(Medium):
         self.jobs.events.removed([], "forgotten")
 
     def sizes(self) -> dict[str, int]:
-        hidden = len(self._storing) + len(self._dropped) - len(self._storing & self._dropped)
-        kept = len(self._index) - hidden
+        kept = len(self._index) - len(self._storing | self._dropped)
         used_bytes = kept * self.jobs.block_bytes
         return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}
 

@@ -89,7 +89,6 @@ VISIT_S = 1.0
 """Seconds after which the folder is opened and compared again."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
-OK = int(Status.OK)
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 
 
@@ -215,7 +214,7 @@ class DirectoryStore(RemoteStore):
         old = time.time() - RENEW_S
         for block, (status, changed) in zip(run, found, strict=True):
             block.status = self._meaning_of(OSError(-status, "")) if status < 0 else status
-            if status == OK and changed < old:
+            if status == Status.OK and changed < old:
                 self.touch([block.key], generation)
 
     def store(self, run: Sequence[Block], generation: int) -> None:
@@ -409,12 +408,11 @@ def find_blocks(path: str | Path) -> Iterator[Kept]:
             yield Kept(fingerprint, fields_in(namespace), generation, *found)
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
+def delete_blocks(url: str, _options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the blocks in a directory, those of a generation or all; see ``deletion``.
 
     Nothing but the folders of generations is removed.
     """
-    del options
     for _, namespace, generation in _generations(url.removeprefix("dir:")):
         if number in (None, int(generation, 16)):
             with contextlib.suppress(NotADirectoryError, FileNotFoundError):

@@ -381,6 +381,3 @@ class RemoteTier(ComposedTier):
     def place(self) -> str:
         """The address of the medium, without credentials."""
         return self._medium.place
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.place!r}, name={self.name!r})"

@@ -46,14 +46,10 @@ SEALS_AT_ONCE = 2**12
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def read_header(fd: int) -> Header | None:
-    """Read the header of a table; None if no copy is valid."""
-    return Header.unpack(os.pread(fd, HEADER_BYTES, 0))
-
-
-def is_older(fd: int) -> bool:
-    """Return whether a table is of kvoffload 0.4, whose blocks a tier drops."""
-    return Header.is_older(os.pread(fd, HEADER_BYTES, 0))
+def read_header(fd: int) -> tuple[Header | None, bool]:
+    """Read the header of a table, None if no copy is valid, and whether kvoffload 0.4 made it."""
+    page = os.pread(fd, HEADER_BYTES, 0)
+    return Header.unpack(page), Header.is_older(page)
 
 
 def data_pieces(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -94,7 +90,7 @@ def read_seals(fd: int, header: Header) -> Iterator[tuple[int, memoryview]]:
                 return
 
 
-def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArray[np.int64]]:
+def read_table(fd: int, most: int) -> tuple[Header | None, bool, memoryview, npt.NDArray[np.int64]]:
     """Read a table's seals and stamps of the first slots.
 
     Parameters
@@ -108,15 +104,17 @@ def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArr
     -------
     header : Header or None
         None if no copy is valid; the rest is empty then.
+    is_older : bool
+        Whether it is of kvoffload 0.4, whose blocks a tier drops.
     records : memoryview
         The seals, 64 bytes each, as many as both the header and the file have.
     stamps : numpy.ndarray
         ``(n,)`` int64, of the same slots; 0 if the file has none.
     """
     size = os.fstat(fd).st_size
-    header = read_header(fd)
+    header, is_older = read_header(fd)
     if header is None:
-        return None, memoryview(b""), np.empty(0, np.int64)
+        return None, is_older, memoryview(b""), np.empty(0, np.int64)
     num_slots = min(most, header.num_slots, max(0, size - HEADER_BYTES) // SEAL_BYTES)
     records = _read(fd, num_slots * SEAL_BYTES, record_offset(0))
     num_slots = len(records) // SEAL_BYTES
@@ -124,7 +122,7 @@ def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArr
     raw = _read(fd, num_slots * STAMP_BYTES, header.stamps_offset)
     known = np.frombuffer(raw[: len(raw) // STAMP_BYTES * STAMP_BYTES], "<i8")
     stamps[: len(known)] = known
-    return header, records[: num_slots * SEAL_BYTES], stamps
+    return header, is_older, records[: num_slots * SEAL_BYTES], stamps
 
 
 def _read(fd: int, nbytes: int, offset: int) -> memoryview:
@@ -227,12 +225,12 @@ class SlabFiles:
             folder.unlink(name)
         same_namespace = self._settle_namespace(folder, namespace)
         table_fd = self._open_file(folder, TABLE)
-        found, records, stamps = read_table(table_fd, num_slots)
+        found, is_older, records, stamps = read_table(table_fd, num_slots)
         header = Header(
             namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, generation
         )
         why = ""
-        if is_older(table_fd):
+        if is_older:
             why = "they are of kvoffload 0.4"
         elif found is None:
             gone = "the table is missing" if folder.has(BLOCKS) else ""

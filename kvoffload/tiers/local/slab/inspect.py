@@ -20,7 +20,7 @@ from kvoffload.tiers.namespace import FINGERPRINT_BYTES, NAMESPACE, fields_in, i
 from kvoffload.tiers.native import io
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
-from .files import data_pieces, is_older, read_header, read_seals
+from .files import data_pieces, read_header, read_seals
 from .folder import LockedFolder, OpenFolder, holder_of, lock_shared
 from .layout import BLOCKS, FILES, TABLE, Header
 
@@ -124,8 +124,7 @@ def _look(path: Path) -> SlabFolder:
     with OpenFolder(path) as folder:
         header, older = None, False
         with contextlib.suppress(TierError, OSError):
-            header = read_header(folder.keep(TABLE))
-            older = is_older(folder.files[TABLE])
+            header, older = read_header(folder.keep(TABLE))
         if header is not None:
             for seals, others in _valid_seals(folder.files[TABLE], header):
                 num_blocks += len(seals)
@@ -168,8 +167,8 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     with OpenFolder(path) as opened:
         lock_shared(opened)
         data_fd, table_fd = opened.keep(BLOCKS), opened.keep(TABLE)
-        header = read_header(table_fd)
-        if is_older(table_fd):
+        header, older = read_header(table_fd)
+        if older:
             raise TierError(f"{path}: {OLDER}")
         if header is None:
             raise TierError(f"{path}: the table is damaged, and no block can be found")
@@ -255,9 +254,8 @@ def remove_slab(folder: str | Path) -> int:
     return freed
 
 
-def delete_blocks(url: str, options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
+def delete_blocks(url: str, _options: Mapping[str, str], number: int | None) -> Iterator[Deleted]:
     """Delete the slabs in a folder, those of a generation or all; see ``deletion``."""
-    del options
     for slab in find_slabs(url.removeprefix("slab:")):
         if number is None or (slab.header and slab.header.generation.number == number):
             yield Deleted(slab.num_blocks, remove_slab(slab.folder))
