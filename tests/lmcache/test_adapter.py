@@ -562,7 +562,7 @@ def test_whatever_a_tier_raises_no_task_stays_open(tmp_path, arena, make, monkey
     assert store(adapter, keys_of(10, 2), objects[:2]).is_successful()
 
 
-def test_a_tier_that_was_interrupted_is_opened_again(tmp_path, arena, make):
+def test_a_tier_that_was_interrupted_is_opened_again_or_closed(tmp_path, arena, make):
     adapter = make(slab(tmp_path), SMALL)
     listener = Listener(adapter)
     adapter.register_listener(listener)
@@ -574,3 +574,6 @@ def test_a_tier_that_was_interrupted_is_opened_again(tmp_path, arena, make):
     assert eventually(lambda: lookup(adapter, keys) == [True, True])
     assert load(adapter, keys, objects) == [True, True]
     assert eventually(lambda: listener.sizes == dict.fromkeys(keys, SMALL))
+    adapter._sized[SMALL].tier._medium.before_close = raising
+    adapter.close()
+    make(slab(tmp_path), SMALL)

@@ -250,10 +250,6 @@ class _Sized:
             return False
         return True
 
-    def used_bytes(self) -> int:
-        """Return the bytes of the objects in the tier."""
-        return self.tier.stats().get("used_bytes", len(self.counted) * self.nbytes)
-
 
 class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """LMCache's objects in tiers of ``kvoffload.tiers``, one per size of object.
@@ -369,7 +365,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return None
 
     def _open_beside(self, nbytes: int) -> None:
-        """Open a tier in a separate thread, and begin the stores that wait for it."""
+        """Open a tier in a separate thread, and wake the adapter's for the stores that wait."""
         sized = None
         try:
             sized = self._open(nbytes)
@@ -388,27 +384,26 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             elif not self._is_closed:
                 self._sized[nbytes] = sized
                 sized = None
-            self._begin_pending(nbytes)
         if sized is not None:  # the adapter was closed meanwhile
             sized.tier.close(0.0)
         with contextlib.suppress(OSError, ValueError):  # closed
             self._wake.notify()
 
-    def _begin_pending(self, nbytes: int) -> None:
-        """Begin the stores that wait for the tier of a size, or fail them."""
-        sized = None if self._is_closed else self._sized.get(nbytes)
-        for entry in [entry for entry in self._pending if entry[1] == nbytes]:
-            self._pending.remove(entry)
+    def _begin_pending(self) -> None:
+        """Begin the stores whose tier is open.
+
+        Fail those whose tier cannot be opened, or that have waited long: LMCache's lock may expire.
+        """
+        overdue = time.monotonic() - OPENING_S
+        for entry in [*self._pending]:
+            since, nbytes, task, *_ = entry
+            sized = None if self._is_closed else self._sized.get(nbytes)
             if sized is not None:
                 self._try(self._move, sized, *entry[2:])
-            self._try(self._settle, entry[2])
-
-    def _drop_pending(self) -> None:
-        """Fail stores that have waited long for a tier, since LMCache's lock may expire."""
-        overdue = time.monotonic() - OPENING_S
-        for entry in [entry for entry in self._pending if entry[0] < overdue or self._is_closed]:
+            elif nbytes in self._opening and since >= overdue and not self._is_closed:
+                continue
             self._pending.remove(entry)
-            self._try(self._settle, entry[2])
+            self._try(self._settle, task)
 
     # -- event descriptors -------------------------------------------------------------------
 
@@ -497,13 +492,6 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_load_task(self, keys: Keys, objects: list[MemoryObj]) -> int:
         """Begin to load objects into LMCache's memory; return the task."""
         return self._transfer("load", keys, _sizes_of(keys, objects), objects)
-
-    def _end_loading(self, stored: list[bytes]) -> None:
-        for key in stored:
-            self._loading[key] -= 1
-            if not self._loading[key]:
-                del self._loading[key]
-        self._ended.notify_all()
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
         """Return once which keys of a load were loaded; None if it has not ended."""
@@ -608,7 +596,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._wake.consume()
             try:
                 with self._lock:
-                    self._drop_pending()
+                    self._begin_pending()
                     for sized in [*self._sized.values()]:
                         self._try(self._collect, sized)
                 self._tell()
@@ -642,7 +630,8 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._forget_offers(sized, stored)
         sized.free.extend(job.copied)
         if task.kind == "load":
-            self._end_loading(stored)
+            self._loading -= Counter(stored)  # a key without loads is dropped
+            self._ended.notify_all()
         self._try(self._settle, task)
 
     def _take_in(self, sized: _Sized, job: _Job, stored: list[bytes], done: Done) -> bool:
@@ -716,7 +705,10 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def get_usage(self) -> AdapterUsage:
         """Return the bytes in all tiers, their capacity, and the bytes by cache salt."""
         with self._lock:
-            used = sum(sized.used_bytes() for sized in self._sized.values())
+            used = sum(
+                sized.tier.stats().get("used_bytes", len(sized.counted) * sized.nbytes)
+                for sized in self._sized.values()
+            )
             capacity = sum(sized.tier.capacity_bytes or 0 for sized in self._sized.values())
         return AdapterUsage(used, capacity, super().get_usage().bytes_by_cache_salt)
 
@@ -756,7 +748,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             if self._is_closed:
                 return
             self._is_closed = True
-            self._drop_pending()
+            self._begin_pending()
             opening = list(self._opening.values())
         self._wake.notify()
         if threading.current_thread() is not self._thread:
@@ -764,7 +756,7 @@ class KVOffloadL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         until = time.monotonic() + CLOSE_S
         for thread in opening:
             thread.join(max(0.0, until - time.monotonic()))
-        for sized in self._sized.values():
+        for sized in [*self._sized.values()]:  # one that does not close is removed
             self._close_tier(sized)
         self._tell()
         _METRICS.remove(self)
