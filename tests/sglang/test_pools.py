@@ -517,6 +517,9 @@ def test_closed_it_has_nothing(make):
     keys = keys_of(0, 2)
     for name in pools:
         assert all(set_of(made, pools, name, keys, [0, 1]))
+    made.tier.close(0.0)
+    assert made.clear() is False
+    assert not any(get_of(made, pools, MAMBA, keys, [0, 1]))  # it has forgotten all the same
     made.close()
     made.close()
     for name in pools:

@@ -135,6 +135,10 @@ class Pool:
         """
         close(self.tier, "HiCache's", self.calls.close)
 
+    def forget(self, generation: str) -> bool:
+        """Have pages of another generation from now on; return whether that is confirmed."""
+        return bool(self._try(self.calls.forget, generation))
+
     # -- lookups -----------------------------------------------------------------------------
 
     def num_leading(self, keys: list[bytes]) -> int:

@@ -218,7 +218,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         `Tier.forget` returned True.
         """
         self._generation = self._generations.after_reset()
-        are_confirmed = [pool.calls.forget(self._generation) for pool in [*self._pools.values()]]
+        are_confirmed = [pool.forget(self._generation) for pool in [*self._pools.values()]]
         return bool(are_confirmed) and all(are_confirmed)
 
     def stats(self, pool: str = "kv") -> dict[str, int]:
