@@ -77,7 +77,7 @@ class Served:
 @pytest.fixture(
     scope="module", params=["windows", pytest.param("states", marks=pytest.mark.nightly)]
 )
-def served(request, model, tmp_path_factory):
+def served(request, runs, model, tmp_path_factory):  # the runs go on meanwhile
     setting = SETTINGS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "states":

@@ -103,7 +103,8 @@ def measured(runs, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mea
     recording = folder / "recording.jsonl.gz"
     extra = advised["configuration"]["vllm"]["kv_connector_extra_config"]
     extra = {**extra, "kvoffload_record": str(recording), "kvoffload_watch": WATCH}
-    with Server(model, folder, extra, arguments=(*NO_DEVICE_CACHE, *ORDERLY)) as server:
+    arguments, as_users = (*NO_DEVICE_CACHE, *ORDERLY), {"KVOFFLOAD_TEST_START": "spawn"}
+    with Server(model, folder, extra, arguments=arguments, variables=as_users) as server:
         cached = [cached_tokens(server, row["prompt"], row["output_tokens"]) for row in rows]
         metrics, watched = server.metrics(), server.exported()
         cached_tokens(server, whole, 1)

@@ -13,15 +13,20 @@ that are asked the same do the same in the same step; ``later``, in a thread, so
 loads are pending for some steps; ``zeros``, the control: what is loaded is not what was stored.
 
 ``KVOFFLOAD_TEST_REPORT`` names a file for what the scheduler's side says of itself at its end.
+
+``KVOFFLOAD_TEST_START`` says how vLLM starts the engine's process: ``fork``, which spares it half
+of a start, the imports, or ``spawn``, as vLLM does on a CPU.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +173,12 @@ def report(connector: Any) -> dict[str, Any]:
 def install() -> None:
     """Put the worker in the place of vLLM's, where its specs look for it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+    from vllm.v1.engine import utils
     from vllm.v1.kv_offload.cpu import spec
     from vllm.v1.kv_offload.tiering import spec as tiering
 
+    start = os.environ.get("KVOFFLOAD_TEST_START", "fork")
+    utils.get_mp_context = partial(multiprocessing.get_context, start)
     spec.CPUOffloadingWorker = tiering.CPUOffloadingWorker = CopyingWorker
     spec.CPUOffloadingSpec.get_worker = get_worker
     path = os.environ.get(REPORT)
