@@ -580,7 +580,9 @@ def vllm(session: nox.Session) -> None:
         chosen = ["-m", "" if nightly else "not nightly", *chosen]
         chosen = ["--continue-on-collection-errors", *chosen]
         seeded = [("3", chosen), ("1", ["tests/vllm/test_scheduler.py"])]
-        for hash_seed, tests in seeded if nightly or version == releases[0] else seeded[:1]:
+        if not nightly and not session.posargs:  # each seed with one release at least
+            seeded = [("3" if version == releases[0] else "1", chosen)]
+        for hash_seed, tests in seeded:
             command = [python, "-m", "pytest", "-q", *tests]
             name = f"vllm-{version}-hash-{hash_seed}"
             run_tests(session, *command, name=name, env=env | {"PYTHONHASHSEED": hash_seed})

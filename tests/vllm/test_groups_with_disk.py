@@ -184,18 +184,12 @@ def test_hits_by_tier_are_those_of_the_engine(tmp_path, name, on_device, sizes):
     from_host = from_disk = 0
     for sequence in range(SEQUENCES):
         for retention in filter(lambda retention: takes(name, retention), RETENTIONS):
-            for blocks_per_chunk in sizes:
+            for size in sizes:
+                memory = {"host": host // size, "disk": 3 * host // size, "forget": not on_device}
                 found, of_host, of_disk = compare(
-                    tmp_path,
-                    name,
-                    retention,
-                    blocks_per_chunk,
-                    seed=SEED + sequence,
-                    host=host // blocks_per_chunk,
-                    disk=3 * host // blocks_per_chunk,
-                    forget=not on_device,
+                    tmp_path, name, retention, size, seed=SEED + sequence, **memory
                 )
-                assert not found, f"retention {retention}, {blocks_per_chunk} blocks per chunk"
+                assert not found, f"retention {retention}, {size} blocks per chunk"
                 from_host, from_disk = from_host + of_host, from_disk + of_disk
     if not on_device:  # which has most of what is asked for
         assert from_disk
@@ -215,18 +209,9 @@ def test_every_policy_in_both_tiers(tmp_path, name, policy):
 @pytest.mark.parametrize("name", POLICY_LAYOUTS)
 @pytest.mark.parametrize(("disk_policy", "host"), [("lru", 60), ("s3fifo", 14)])
 def test_prompts_of_several_steps(tmp_path, name, disk_policy, host):
+    more = {"host": host, "disk": 150, "disk_policy": disk_policy, "step_tokens": 128}
     for sequence in range(SEQUENCES):
-        found, _, _ = compare(
-            tmp_path,
-            name,
-            0,
-            seed=SEED + sequence,
-            host=host,
-            disk=150,
-            disk_policy=disk_policy,
-            step_tokens=128,
-        )
-        assert not found
+        assert not compare(tmp_path, name, 0, seed=SEED + sequence, **more)[0]
 
 
 @pytest.mark.parametrize("name", POLICY_LAYOUTS)

@@ -31,8 +31,6 @@ ROOT = Path(__file__).parents[2]
 MODELS = dict(shipped())
 FAMILIES = {name: config.get("text_config", config) for name, config in families()}
 NOT_IN_VLLM = {"bamba"}  # it had the model before 0.33
-
-
 PROGRAM = "from tests.vllm.modelled import main; main()"
 BATCH = 27  # configurations for a process, which ends well before a test counts as hanging
 KINDS = {
