@@ -82,7 +82,8 @@ class Reading:
 
     def check_prompts(self, trace: MergedTrace) -> None:
         """Refuse options of prompts that have no effect on a trace that has been begun."""
-        option = given_option("tokenizer", "bytes_per_token", "tokens_per_image", "salt")
+        names = ("fields", "tokenizer", "bytes_per_token", "tokens_per_image", "salt")
+        option = given_option(*names)
         if option is not None and not trace.has_prompts:
             raise click.UsageError(
                 f"{option} must go with a log of prompts, got it with {trace.format}"

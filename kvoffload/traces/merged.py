@@ -257,14 +257,18 @@ def _placed(
     limit = (MAX_HASH_ID + 1) // files
     moved_by = ((index or 0) + 1) * _STRIDE
     for request in requests:
-        ids, session, time = request.hash_ids, request.session, request.timestamp + later
+        ids, time = request.hash_ids, request.timestamp + later
+        session, parent = request.session, request.parent
         if index is not None:
             ids = tuple(
                 hash_id * files + index if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
                 for hash_id in ids
             )
-            session = None if session is None else bounded_name(f"{index}:{session}")
-        yield replace(request, timestamp=time, hash_ids=ids, session=session)
+            session, parent = (
+                None if name is None else bounded_name(f"{index}:{name}")
+                for name in (session, parent)
+            )
+        yield replace(request, timestamp=time, hash_ids=ids, session=session, parent=parent)
 
 
 def _holds_sessions(path: str, format: str | None) -> bool:

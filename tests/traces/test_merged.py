@@ -45,10 +45,9 @@ def test_files_with_times_of_a_clock_are_placed_by_it_and_formats_are_named(tmp_
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     merged = MergedTrace([str(log), str(tmp_path / "3.jsonl")])
     assert times(merged) == [1_764_000_007_000, 1_764_000_007_000, 1_764_000_009_000]
-    (remark,) = merged.remarks
     alone = MergedTrace([str(log)])
-    assert len(times(alone)) == 2
-    assert [remark] == [f"{log}: {one}" for one in alone.remarks]
+    assert (len(times(alone)), len(alone.remarks)) == (2, 1)
+    assert merged.remarks == [f"{log}: {one}" for one in alone.remarks]
 
 
 def test_ids_that_number_the_blocks_of_a_file_are_no_other_files(tmp_path):
@@ -152,7 +151,8 @@ def test_a_file_without_a_request_is_left_out_and_named(tmp_path, empty):
 
 def test_sessions_are_apart_where_ids_are(tmp_path):
     for name in "ab":
-        write_trace([Request(0, 1, 1, (7,), "1"), Request(0, 1, 1, (8,))], tmp_path / f"{name}.gz")
-    files = trace_files([str(tmp_path)])
-    assert [r.session for r in MergedTrace(files)] == ["0:1", None, "1:1", None]
-    assert {r.session for r in MergedTrace(files, same_ids=True)} == {"1", None}
+        rows = [Request(0, 1, 1, (7,), "1"), Request(0, 1, 1, (8,), parent="1")]
+        write_trace(rows, tmp_path / f"{name}.gz")
+    apart, one = (MergedTrace(trace_files([str(tmp_path)]), same_ids=same) for same in (0, 1))
+    assert [r.session or r.parent for r in apart] == ["0:1", "0:1", "1:1", "1:1"]
+    assert {(r.session, r.parent) for r in one} == {("1", None), (None, "1")}
