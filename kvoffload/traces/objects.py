@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .errors import TraceError
 from .lines import Bytes
-from .request import Request
+from .request import MAX_MILLISECONDS, Request
 
 OBJECTS = "objects"
 """Name of the format of text."""
@@ -72,7 +72,11 @@ def object_batches(path: str) -> Iterator[ObjectBatch]:
             if whole.strip():
                 seconds, ids = _columns(whole, file.name, line)
                 first = float(seconds[0]) if first is None else first
-                yield np.maximum(0.0, np.round((seconds - first) * 1000)), ids
+                times = np.maximum(0.0, np.round((seconds - first) * 1000))
+                if times.max() >= MAX_MILLISECONDS:  # which as a float is 2**63
+                    rule = f"a time must be at most {MAX_MILLISECONDS} ms after the first"
+                    raise TraceError(file.name, None, f"{rule}, got a later one")
+                yield times, ids
             line += whole.count(b"\n")
             if not piece:
                 return

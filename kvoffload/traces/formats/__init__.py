@@ -74,7 +74,8 @@ def recognise(line: bytes, *, logs_only: bool = False) -> Format:
     if log is not None or logs_only:
         return log or ANY_LOG
     counts = [name for name, value in row.items() if _COUNT.search(name) and _is_count(value)]
-    if counts and text_size(row) <= MOST_UNREAD:
+    has_lists = any(isinstance(value, list) and value for value in row.values())  # of token ids
+    if counts and text_size(row) <= MOST_UNREAD and not has_lists:
         raise BadLineError(f"{NO_SHARING}, got {describe(counts)}")
     if not row or row.keys() & MOONCAKE_FIELDS:
         return MOONCAKE

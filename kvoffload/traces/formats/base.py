@@ -14,7 +14,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 
 MAX_NAME_BYTES = 256
-MAX_SECONDS = 2**53  # larger floats cannot resolve milliseconds, and larger integers have no use
+MAX_SECONDS = 2**53 // 1000  # times and waits that are made of them are valid in milliseconds
 
 
 class Parser:

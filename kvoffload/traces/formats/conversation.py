@@ -159,10 +159,11 @@ class Conversation:
         return {"role": "assistant", "content": packed(item)}
 
     def _calls(self, message: Message, name: str) -> list[Any]:
-        given = message.get("tool_calls")
-        calls = [*given] if isinstance(given, list) else []
-        if isinstance(message.get("function_call"), dict):
-            calls.append(message["function_call"])
+        calls: list[Any] = []
+        for field in ("tool_calls", "function_call"):
+            given = message.get(field)
+            given = unpacked(given) if isinstance(given, str) else given
+            calls += given if isinstance(given, list) else [given] if given else []
         for call in calls:
             if not isinstance(call, dict):
                 rule = f"{name}.tool_calls must be a list of objects"

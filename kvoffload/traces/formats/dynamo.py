@@ -18,6 +18,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_MILLISECONDS, Request
 
 from .base import Agreed, Format, Parser, field, integer, integer_ids, json_object, number, text
+from .mooncake import MAX_WAIT_MS
 
 SCHEMA = "dynamo.request.trace.v1"
 REQUEST_END = "request_end"
@@ -67,7 +68,7 @@ class DynamoParser(Parser):
             hash_ids,
             _name(context, "session_id"),
             parent=_name(context, "parent_session_id"),
-            service=None if service is None else number(service, "total_time_ms", MAX_MILLISECONDS),
+            service=None if service is None else number(service, "total_time_ms", MAX_WAIT_MS),
             ends=bool(ends),
         )
         self.block_tokens = self._tokens.with_one(size)

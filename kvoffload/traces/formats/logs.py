@@ -136,7 +136,7 @@ class Log(Format):
     _: KW_ONLY
     fields: Fields = field(default_factory=Fields)
     is_one: Callable[[Row], object] = lambda _: False
-    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] | None = None
+    rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda given: (given,)
     why_none: Callable[[Row], str] = lambda _: ""
     advice: str = ""
     continues: bool = False
@@ -227,17 +227,13 @@ class LogParser(Parser):
     def requests(self, line: bytes) -> list[Request]:
         """Parse a line."""
         try:
-            given = decoded(line)
-            if not isinstance(given, dict):
-                raise BadLineError(f"must be a JSON object, got {kind_of(given)}")
-            return self._requests(given, self._log)
+            return self._requests(_object(line), self._log)
         except RecursionError:
             raise BadLineError("must be nested less deeply, got more lists and objects") from None
 
     def _requests(self, given: dict[str, Any], log: Log) -> list[Request]:
         """Return the requests of an object of a log."""
-        rows = (given,) if log.rows is None else log.rows(given)
-        return [each for row in rows for each in self._request(Row(row), log)]
+        return [each for row in log.rows(given) for each in self._request(Row(row), log)]
 
     def _request(self, row: Row, log: Log) -> Sequence[Request]:
         fields = log.fields
@@ -321,8 +317,7 @@ class LogParser(Parser):
         """Return the first time of rows that follow, seconds, or 0."""
         for line in self._ahead():
             with suppress(BadLineError, RecursionError):  # raised in its turn
-                given = decoded(line)
-                for row in (given,) if log.rows is None else log.rows(given):
+                for row in log.rows(_object(line)):
                     path, time = Row(row).first(log.fields.time)
                     if time is not None and (seconds := unix_seconds(time, path)):
                         return seconds
@@ -498,7 +493,7 @@ class LogParser(Parser):
         """Count the tokens of a prompt as made, and as the log states them beside the answer's."""
         # `completion_tokens` stand beside `prompt_tokens`, and so on
         beside = path.replace("completion", "prompt").replace("output", "input")
-        stated = row.at(beside) if beside else None
+        stated = row.at(beside) if beside != path else None
         if type(stated) is int and 0 < stated <= MAX_TOKENS:
             self._stated += stated
             self._made += length
@@ -534,6 +529,14 @@ class LogParser(Parser):
     def _note(self, path: str, name: str) -> None:
         if len(self._row_unread) < MOST_NAMED:
             self._row_unread[path + (name if _FIELD.fullmatch(name) else "…")] = None
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """Decode a line that must hold an object."""
+    given = decoded(line)
+    if not isinstance(given, dict):
+        raise BadLineError(f"must be a JSON object, got {kind_of(given)}")
+    return given
 
 
 def _rows(count: int) -> str:
@@ -615,7 +618,7 @@ def _guess(row: dict[str, Any], names: list[str]) -> str:
         for name in asked
         if (isinstance(at(name), str) and not _is_time(at(name))) or _are_all(int, at(name))
     ]
-    texts.sort(key=lambda name: -text_size(at(name)))
+    texts.sort(key=lambda name: -len(at(name)))
     first = lists[0] if lists else texts[0] if texts else "FIELD"
     found = [f"messages={first}" if lists else f"prompt={first}"]
     for role, pattern in _LIKE.items():
