@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kvoffload._extras import require
@@ -255,6 +256,17 @@ class Lines(Bytes):
         if end and self._stream is not None:
             self._stream.read(end)
             self.count += ahead.count(b"\n", 0, end)
+
+
+def first_line(path: str) -> bytes:
+    """Return the first line of a file that is not blank; nothing if it cannot be read again."""
+    try:
+        if path == STDIN or not Path(path).is_file():  # what is read of a pipe is gone
+            return b""
+        with Lines(path) as lines:
+            return next(lines, b"")
+    except (OSError, ValueError):
+        return b""  # the reader reports what is wrong with it
 
 
 class _Resumed(io.RawIOBase):

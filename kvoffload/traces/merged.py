@@ -7,6 +7,7 @@ import heapq
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,9 +16,8 @@ from .errors import BadLineError, TraceError
 from .formats import recognise
 from .formats.base import bounded_name
 from .formats.weka import WEKA
-from .lines import MAX_LINE_BYTES, STDIN, Lines
+from .lines import MAX_LINE_BYTES, STDIN, first_line
 from .objects import ObjectBatch
-from .oracle_general import is_named_oracle_general
 from .prompt_blocks import PromptOptions
 from .reader import Trace
 from .request import MAX_HASH_ID, Request
@@ -272,13 +272,7 @@ def _placed(
 
 
 def _holds_sessions(path: str, format: str | None) -> bool:
-    """Return whether a file holds sessions, by its first line; False if it cannot be read."""
-    if format is not None or path == STDIN:
-        return format == WEKA.name
-    if is_named_oracle_general(path):
-        return False
-    try:
-        with Lines(path) as lines:
-            return recognise(next(lines)) is WEKA
-    except (TraceError, BadLineError, StopIteration):
-        return False
+    """Return whether a file holds sessions, by its first line if that can be read again."""
+    with suppress(BadLineError):
+        return format == WEKA.name or (format is None and recognise(first_line(path)) is WEKA)
+    return False

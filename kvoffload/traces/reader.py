@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 from .errors import BadLineError, TraceError
@@ -19,7 +18,7 @@ from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
 from .formats.weka import WEKA, WekaParser
-from .lines import MAX_LINE_BYTES, STDIN, Lines
+from .lines import MAX_LINE_BYTES, STDIN, Lines, first_line
 from .objects import OBJECTS, ObjectBatch, are_objects, object_batches, requests_of
 from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, record_batches
 from .prompt_blocks import PromptOptions
@@ -248,7 +247,7 @@ class Trace:
         Each is the times, milliseconds, and the block ids of some requests of one block.
         """
         format = self._given_format
-        if format is None and _starts_with_objects(self.path):
+        if format is None and are_objects(first_line(self.path)):
             format = OBJECTS
         if format not in (OBJECTS, ORACLE_GENERAL):
             return None
@@ -342,17 +341,6 @@ class Trace:
                 f"chosen, got {self.format}"
             )
             raise BadLineError(rule)
-
-
-def _starts_with_objects(path: str) -> bool:
-    """Return whether a file, which is read again, begins with a row of an object."""
-    try:
-        if path == STDIN or not Path(path).is_file():
-            return False
-        with Lines(path) as lines:
-            return are_objects(lines.ahead().partition(b"\n")[0])
-    except (TraceError, OSError, ValueError):
-        return False  # the reader reports what is wrong with it
 
 
 class _Ahead:

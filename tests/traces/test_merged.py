@@ -1,6 +1,7 @@
 """Several files as one trace, one model of a log, and the size of a log's chunks."""
 
 import json
+import os
 
 import pytest
 
@@ -96,6 +97,11 @@ def test_hashes_are_one_space_by_nature(tmp_path):
     first = {request.hash_ids[0] for request in recorded}
     assert (len(first), recorded.id_spaces) == (1, 1)
     write_trace([Request(0, 1, 1, (1,))], tmp_path / "m.jsonl")
+    end, start = os.pipe()
+    os.write(start, (tmp_path / "a.txt").read_bytes())
+    os.close(start)
+    assert len(list(MergedTrace([f"/dev/fd/{end}", str(tmp_path / "m.jsonl")]))) == 2
+    os.close(end)
     mixed = MergedTrace([str(tmp_path / "m.jsonl"), *hexadecimal.paths])
     assert Survey.of(mixed).unique_blocks == 3
     assert mixed.id_spaces == 2
@@ -107,13 +113,13 @@ def test_what_stands_for_files(tmp_path):
     inside = [str(tmp_path / name) for name in ("[x].jsonl", "a.jsonl", "b.jsonl")]
     assert trace_files([str(tmp_path)]) == inside
     assert trace_files([str(tmp_path / "[ab].jsonl")]) == inside[1:]
-    assert trace_files([inside[0]]) == inside[:1]  # it is there, so it is no pattern
-    assert trace_files(["absent", "-"]) == ["absent", "-"]
-    with pytest.raises(TraceError, match="must match a file, got none"):
-        trace_files([str(tmp_path / "z*")])
+    # a name that is there is no pattern
+    assert trace_files([inside[0], "absent", "-"]) == [inside[0], "absent", "-"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceError, match="a folder must hold a file that ends in"):
-        trace_files([str(tmp_path / "empty")])
+    rules = {"z*": "must match a file, got none", "empty": "a folder must hold a file that ends in"}
+    for name, rule in rules.items():
+        with pytest.raises(TraceError, match=rule):
+            trace_files([str(tmp_path / name)])
     with pytest.raises(TraceError, match="must be at most 500 files, got 501"):
         MergedTrace(["x"] * 501)
     with pytest.raises(ValueError, match="paths must name a file"):
