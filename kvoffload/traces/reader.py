@@ -200,8 +200,7 @@ class Trace:
                         if format is not found_format:
                             found_format = format
                             parse = self._parser = self._new_parser(found_format, found)
-                    if not is_settled and self._model_name is not None:
-                        self._check_that_models_are_named()
+                    if not is_settled:
                         parse.model_name = self._model_name
                     if found_format is WEKA:
                         yield from self._session_requests(chain((line,), found), found)
@@ -216,6 +215,7 @@ class Trace:
                     continue
                 is_settled = True
                 if made and not requests:
+                    self._check_that_models_are_named()
                     self.start = parse.start
                     self.has_hashes = rows.is_recording or found_format.has_hashes
                 self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
@@ -252,11 +252,7 @@ class Trace:
         if format not in (OBJECTS, ORACLE_GENERAL):
             return None
         self.bad_lines, self.format, self.has_hashes = 0, format, True
-        if self._model_name is not None:
-            try:
-                self._check_that_models_are_named()
-            except BadLineError as error:
-                raise TraceError(self.name, None, str(error)) from None
+        self._check_that_models_are_named()
         batches = object_batches if format == OBJECTS else record_batches
         return self._not_empty(batches(self.path), "an empty file")
 
@@ -310,6 +306,7 @@ class Trace:
 
     def _session_requests(self, first: Iterator[bytes], ahead: _Ahead) -> Iterator[Request]:
         """Yield the requests of sessions; `first` are the lines of the first file."""
+        self._check_that_models_are_named()
         parser = WekaParser(
             self._sessions.block_tokens, shared_prompts=self._sessions.shared_prompts
         )
@@ -335,12 +332,13 @@ class Trace:
                 self._pass_over(error, lines)
 
     def _check_that_models_are_named(self) -> None:
-        if not isinstance(self._parser, LMCacheParser | LogParser):
+        named = isinstance(self._parser, LMCacheParser | LogParser)
+        if self._model_name is not None and not named:
             rule = (
                 "a trace must be a log of prompts, or in the format lmcache, for a model to be "
                 f"chosen, got {self.format}"
             )
-            raise BadLineError(rule)
+            raise TraceError(self.name, None, rule)
 
 
 class _Ahead:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from kvoffload._printable import plural
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.prompt_blocks import ROLES, PromptOptions, check_tokens
@@ -428,7 +429,9 @@ class LogParser(Parser):
             found.append(
                 f"requests to {self._models_text} count together: --model-name selects a model"
             )
-        found += [f"{_rows(count)} left out: {why}" for why, count in self._left_out.items()]
+        found += [
+            f"{plural(count, 'row')} left out: {why}" for why, count in self._left_out.items()
+        ]
         found += self._history.remarks
         found += [
             f"no row has a value at `{path}`, which is named as {role}"
@@ -437,9 +440,9 @@ class LogParser(Parser):
         ]
         if self._num_cut:
             found.append(
-                f"{_rows(self._num_cut)} with prompts that LiteLLM has cut, so these figures are "
-                "not those of whole prompts: MAX_STRING_LENGTH_PROMPT_IN_DB sets the length of "
-                "texts that it stores"
+                f"{plural(self._num_cut, 'row')} with prompts that LiteLLM has cut, so these "
+                "figures are not those of whole prompts: MAX_STRING_LENGTH_PROMPT_IN_DB sets the "
+                "length of texts that it stores"
             )
         if self._stated > MOST_STATED * self._made:
             found.append(
@@ -447,7 +450,8 @@ class LogParser(Parser):
                 "it may lack parts of them"
             )
         return found + [
-            f"{_rows(count)} {'have' if count > 1 else 'has'} text in `{name}` that is not read"
+            f"{plural(count, 'row')} {'have' if count > 1 else 'has'} text in `{name}` "
+            "that is not read"
             + (f" (--fields system={name})" if name.rpartition(".")[2].startswith("system") else "")
             for name, count in self._unread.items()
         ]
@@ -459,7 +463,7 @@ class LogParser(Parser):
             return f"requests to {self._models_text}"
         if not self._left_out:
             return ""
-        counts = ", ".join(f"{_rows(count)} {why}" for why, count in self._left_out.items())
+        counts = ", ".join(f"{plural(count, 'row')} {why}" for why, count in self._left_out.items())
         return f"{counts}{self._log.advice and f'; {self._log.advice}'}"
 
     def _mark(self, part: dict[str, Any], kind: object) -> str:
@@ -537,10 +541,6 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise BadLineError(f"must be a JSON object, got {kind_of(given)}")
     return given
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'s' * (count > 1)}"
 
 
 def other_call(row: Row) -> str:
