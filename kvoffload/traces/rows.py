@@ -120,7 +120,10 @@ class _OfLines:
 
 
 class JSONObjects(_OfLines):
-    """The objects of a list, or objects that follow each other over several lines."""
+    """The objects of a list, or objects that follow each other over several lines.
+
+    TraceError at what is no object or too long: where the next one begins is not known.
+    """
 
     def __init__(self, lines: Lines) -> None:
         super().__init__(lines)
@@ -139,9 +142,8 @@ class JSONObjects(_OfLines):
             if match is None:
                 at = max(at, len(self._data)) - self._at  # `\\` at the end escapes what comes
                 if at > self._lines.most_bytes:
-                    self._ended = True
                     rule = f"an object must be at most {self._lines.most_bytes} bytes long"
-                    raise BadLineError(f"{rule}, got a longer one")
+                    raise TraceError(self.name, self.count, f"{rule}, got a longer one")
                 if not self._more():
                     self._ended = True
                     raise BadLineError("must be a JSON object, got one that is cut off")
@@ -168,8 +170,8 @@ class JSONObjects(_OfLines):
             if self._at < len(self._data):
                 if self._data[self._at : self._at + 1] == b"{":
                     return True
-                self._ended = True
-                raise BadLineError("must be a list of JSON objects, got something else in it")
+                rule = "must be a list of JSON objects, got something else in it"
+                raise TraceError(self.name, self.count, rule)
             self._ended = not self._more()
             if self._ended and self._is_open:
                 raise BadLineError("must be a list of JSON objects, got one that is cut off")
