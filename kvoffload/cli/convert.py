@@ -106,7 +106,7 @@ def convert(
         shared_prompts=shared_prompts,
     )
     source = reading.trace(named_files(traces), sessions, reading.prompts(block_tokens))
-    option = given_option("starts", "seed", "until", "block_tokens", "shared_prompts")
+    option = given_option("starts", "seed", "until", "shared_prompts", "block_tokens")
     survey = Survey()
     requests: Iterable[Request] = reading.requests(source)
     if option is not None:
