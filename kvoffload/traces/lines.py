@@ -17,8 +17,10 @@ import os
 import stat
 import sys
 import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from kvoffload._extras import require
 from kvoffload._printable import printable
@@ -258,13 +260,17 @@ class Lines(Bytes):
             self.count += ahead.count(b"\n", 0, end)
 
 
-def first_line(path: str) -> bytes:
-    """Return the first line of a file that is not blank; nothing if it cannot be read again."""
+def first_line(path: str, opened: Callable[[str], AbstractContextManager[Any]] = Lines) -> bytes:
+    """Return the first line of a file that is not blank; nothing if it cannot be read again.
+
+    `opened` opens it, as `Lines` or rows of another kind.
+    """
     try:
         if path == STDIN or not Path(path).is_file():  # what is read of a pipe is gone
             return b""
-        with Lines(path) as lines:
-            return next(lines, b"")
+        with opened(path) as lines:
+            found: bytes = next(lines, b"")
+            return found
     except (OSError, ValueError):
         return b""  # the reader reports what is wrong with it
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from .objects import ObjectBatch
 from .prompt_blocks import PromptOptions
 from .reader import Trace
 from .request import MAX_HASH_ID, Request
+from .rows import open_rows
 from .sessions import SessionOptions
 
 SUFFIXES = (
@@ -272,7 +274,10 @@ def _placed(
 
 
 def _holds_sessions(path: str, format: str | None) -> bool:
-    """Return whether a file holds sessions, by its first line if that can be read again."""
+    """Return whether a file holds sessions, by its first row if that can be read again."""
+    if format is not None:
+        return format == WEKA.name
+    opened = partial(open_rows, format=None, options=PromptOptions(), max_row_bytes=MAX_LINE_BYTES)
     with suppress(BadLineError):
-        return format == WEKA.name or (format is None and recognise(first_line(path)) is WEKA)
+        return recognise(first_line(path, opened)) is WEKA
     return False

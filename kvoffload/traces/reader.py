@@ -18,7 +18,7 @@ from .formats.logs import Log, LogParser, mapped
 from .formats.mooncake import MOONCAKE, MooncakeParser
 from .formats.mooncake_delta import MOONCAKE_DELTA, MOST_ID_TOKENS, MooncakeDeltaParser
 from .formats.weka import WEKA, WekaParser
-from .lines import MAX_LINE_BYTES, STDIN, Lines, first_line
+from .lines import MAX_LINE_BYTES, STDIN, first_line
 from .objects import OBJECTS, ObjectBatch, are_objects, object_batches, requests_of
 from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, record_batches
 from .prompt_blocks import PromptOptions
@@ -229,7 +229,7 @@ class Trace:
         """Whether a line shows the format, or which of the logs it is of."""
         return self._given_format in (None, CSV, PARQUET, ANY_LOG.name)
 
-    def _pass_over(self, error: BadLineError, where: Lines | _Ahead) -> None:
+    def _pass_over(self, error: BadLineError, where: Rows | _Ahead) -> None:
         """Count a bad line, or raise TraceError if they are not to be skipped."""
         if not self.skip_bad:
             raise TraceError(where.name, where.count, str(error)) from None
@@ -314,13 +314,15 @@ class Trace:
             rows = SessionRows(self._sessions, stream, spooled)
             self._add_sessions(first, ahead, parser, rows)
             for path in self.more_paths:
-                with Lines(path, self._max_line_bytes) as more:
+                with open_rows(
+                    path, self._given_format, self._prompts, self._max_line_bytes
+                ) as more:
                     self._add_sessions(more, more, parser, rows)
             self.block_tokens, self.has_hashes = parser.block_tokens, WEKA.has_hashes
             yield from self._not_empty(rows.requests(), "sessions without any")
 
     def _add_sessions(
-        self, found: Iterator[bytes], lines: Lines | _Ahead, parser: WekaParser, rows: SessionRows
+        self, found: Iterator[bytes], lines: Rows | _Ahead, parser: WekaParser, rows: SessionRows
     ) -> None:
         while True:
             try:

@@ -45,9 +45,9 @@ def times(requests):
 def test_starts_are_drawn_once_per_session_in_their_order_over_all_files(tmp_path):
     for name in "abc":
         rows = [request(0.0, [1]), subagent(2.0, "x", [request(3.0, [2])])]
-        written(tmp_path, session(name, rows), name=f"{name}.json")
-    drawn = random.Random(7)
-    starts = {name: drawn.uniform(0, 60) for name in "abc"}
+        text = json.dumps(session(name, rows), indent=None if name == "b" else 1)
+        (tmp_path / f"{name}.json").write_text(text)
+    starts = dict(zip("abc", map(random.Random(7).uniform, [0] * 3, [60] * 3), strict=True))
     paths = sorted(str(path) for path in tmp_path.iterdir())
     options = SessionOptions(starts_s=60, seed=7)
     found = dict(times(MergedTrace(paths, sessions=options)))
