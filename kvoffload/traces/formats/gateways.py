@@ -38,7 +38,8 @@ CHATS = ("chat", "text_completion", "generate_content", "")
 
 
 def _has_messages(row: Row) -> bool:
-    return any(row.at(path) is not None for path in (*_BASE.messages, *_BASE.prompt))
+    paths = (*_BASE.messages, *_BASE.prompt)
+    return any(row.at(path, parsed=False) is not None for path in paths)
 
 
 def _has_input(row: Row) -> bool:
@@ -100,8 +101,8 @@ OTEL = Log(
     ids=("spanId", "span_id"),
     why_none=_why_no_chat,
     fields=Fields(
-        messages=within(_ATTRIBUTES, INPUT),
-        prompt=within(_ATTRIBUTES, "gen_ai.prompt"),
+        messages=within(_ATTRIBUTES, INPUT, "gen_ai.prompt"),
+        prompt=(),
         system=within(_ATTRIBUTES, "gen_ai.system_instructions"),
         tools=within(_ATTRIBUTES, "gen_ai.tool.definitions"),
         time=(

@@ -154,18 +154,23 @@ def mapped(name: str, fields: Mapping[str, str]) -> Log:
 class Row:
     """A row whose values are found by dotted paths; text that holds JSON is parsed on the way."""
 
-    __slots__ = ("given",)
+    __slots__ = ("_texts", "given")
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
+        self._texts: dict[tuple[int, str], str] = {}  # that have been parsed, by where they were
 
     def at(self, path: str, *, parsed: bool = True) -> Any:
-        """Return the value at a path, None without one; `parsed`: not as a text of JSON."""
+        """Return the value at a path, None without one; `parsed`: not as a text of JSON.
+
+        Otherwise it is as given, also if another path leads through it.
+        """
         value: Any = self.given
         name = path
         while isinstance(value, dict):
             if name in value:
-                return self.parsed(value, name) if parsed else value[name]
+                as_given = self._texts.get((id(value), name), value[name])
+                return self.parsed(value, name) if parsed else as_given
             head, _, name = name.partition(".")
             if not name or head not in value:
                 return None
@@ -184,6 +189,7 @@ class Row:
         """Return a value of an object within the row, not as a text of JSON."""
         value = holder[name]
         if isinstance(value, str) and value.startswith(("{", "[")):
+            self._texts[id(holder), name] = value
             holder[name] = value = unpacked(value)
         return value
 
