@@ -235,12 +235,7 @@ class Lines(Bytes):
 
     def _read(self, most: int | None = None) -> bytes:
         """Return the next piece of at most one line, empty at the end of the file."""
-        if self._stream is None:
-            return b""
-        try:
-            return self._stream.readline(most or self._piece_bytes)
-        except self._faults as error:
-            return self._end_by(error, self.count + 1)
+        return self._from_stream("readline", most or self._piece_bytes)
 
     def _pass_over(self) -> None:
         """Skip to the end of the line."""

@@ -21,6 +21,7 @@ from kvoffload._extras import require
 from kvoffload.errors import describe
 
 from .errors import BadLineError, TraceError
+from .formats.json_text import packed, unpacked
 from .lines import STDIN, Lines
 from .prompt_blocks import PromptOptions
 
@@ -202,8 +203,6 @@ class TableRows(_OfLines):
         self._texts = _Texts(lines)
         self._numbers = 0  # rows so far whose prompt is a number
         self._has_text = "prompt" not in self._named  # a row's prompt is not
-        json = require("msgspec", "reading a trace").json
-        self._encode, self._decode = json.encode, json.decode
         self._names: list[str] | None = None
         self._delimiter = options.delimiter
         self._reader: Any = None
@@ -232,18 +231,15 @@ class TableRows(_OfLines):
             if not row["hash_ids"].lstrip().startswith("["):  # ids with blanks between them
                 row["hash_ids"] = f"[{','.join(row['hash_ids'].split())}]"
             row = {name: self._value(cell) for name, cell in row.items()}
-        line: bytes = self._encode(row)
-        return line
+        return packed(row).encode()
 
-    def _value(self, cell: str) -> Any:
+    @staticmethod
+    def _value(cell: str) -> Any:
         """Return the number or the list of a cell of a table of ids, else its text."""
         text = cell.strip()
         if text and text[0] not in "[{-0123456789":
             return text
-        try:
-            return self._decode(text) if text else None
-        except ValueError:
-            return text
+        return unpacked(text) if text else None
 
     def _check_texts(self, *, at_end: bool) -> None:
         """Refuse a column of prompts in which all rows, or many, are numbers so far."""

@@ -168,12 +168,6 @@ def test_fields_name_what_is_not_recognised(expected, tmp_path):
     assert trace.format == "fields"
 
 
-@pytest.mark.parametrize("data", [[], "text"])
-def test_an_observation_may_have_other_data_than_a_page(expected, tmp_path, data):
-    rows = [one | {"data": data} for one in LOGS["langfuse", "langfuse"]]
-    assert read(write(tmp_path, lines(rows)))[0] == expected
-
-
 CALL = {"type": "function_call", "name": "f", "arguments": "x" * 5000}
 
 
