@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -21,7 +20,7 @@ from kvoffload.replay.groups import MAX_CHUNK_TOKENS
 from kvoffload.traces import MergedTrace, PromptOptions, Request, SessionOptions, Survey, Workload
 from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.formats.mooncake import MOONCAKE
-from kvoffload.traces.lines import STDIN
+from kvoffload.traces.lines import STDIN, is_read_again
 from kvoffload.traces.merged import trace_files
 from kvoffload.traces.objects import OBJECTS, ObjectBatch, batches_of
 from kvoffload.traces.oracle_general import ORACLE_GENERAL
@@ -250,7 +249,7 @@ def open_source(
     print equal figures.
     """
     files = named_files(paths)
-    is_read_once = any(path == STDIN or _is_pipe(path) for path in files)
+    is_read_once = not all(map(is_read_again, files))
     if reading.drawn is None and not is_read_once:
         reading = replace(reading, drawn=_key_of(files))
     trace = reading.trace(files, prompts=reading.prompts(block_tokens, breaks))
@@ -407,11 +406,3 @@ class BlockTokens:
     def __str__(self) -> str:
         origin = " (as given; the trace has no lengths)" if self.origin == "option" else ""
         return f"blocks of {self.count:,} tokens{origin}"
-
-
-def _is_pipe(path: str) -> bool:
-    try:
-        mode = Path(path).stat().st_mode
-    except (OSError, ValueError):
-        return False  # the reader reports what is wrong with it
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)

@@ -19,7 +19,6 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from kvoffload._extras import require
@@ -255,13 +254,18 @@ class Lines(Bytes):
             self.count += ahead.count(b"\n", 0, end)
 
 
+def is_read_again(path: str) -> bool:
+    """Return whether a file can be read more than once, unlike a pipe or standard input."""
+    return path != STDIN and os.path.isfile(path)  # noqa: PTH113 - no error is raised
+
+
 def first_line(path: str, opened: Callable[[str], AbstractContextManager[Any]] = Lines) -> bytes:
     """Return the first line of a file that is not blank; nothing if it cannot be read again.
 
     `opened` opens it, as `Lines` or rows of another kind.
     """
     try:
-        if path == STDIN or not Path(path).is_file():  # what is read of a pipe is gone
+        if not is_read_again(path):
             return b""
         with opened(path) as lines:
             found: bytes = next(lines, b"")

@@ -22,7 +22,7 @@ from kvoffload.errors import describe
 
 from .errors import BadLineError, TraceError
 from .formats.json_text import packed, unpacked
-from .lines import STDIN, Lines
+from .lines import STDIN, Lines, is_read_again
 from .prompt_blocks import PromptOptions
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def open_rows(
     path: str, format: str | None, options: PromptOptions, max_row_bytes: int
 ) -> Iterator[Rows]:
     """Provide the rows of a file, whose kind is `format` or is recognised by its beginning."""
-    if format == PARQUET or (format != CSV and _is_parquet(path)):
+    if format == PARQUET or (format != CSV and is_read_again(path) and _is_parquet(path)):
         yield ParquetRows(path, max_row_bytes)
         return
     with Lines(path, max_row_bytes) as lines:
@@ -68,8 +68,6 @@ def open_rows(
 
 def _is_parquet(path: str) -> bool:
     try:
-        if path == STDIN or not Path(path).is_file():  # a pipe can be read only once
-            return False
         with Path(path).open("rb") as file:
             return file.read(4) == b"PAR1"
     except (OSError, ValueError):

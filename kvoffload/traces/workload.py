@@ -22,6 +22,8 @@ import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from kvoffload._checks import check_int
+
 from .request import Request
 
 CONTEXT_TOKENS = 128_000
@@ -134,21 +136,14 @@ class Workload:
 
     Raises
     ------
-    ValueError
-        If an argument is below its bound.
+    TypeError, ValueError
+        If an argument is no integer, or below its bound.
     """
 
     def __init__(self, requests: int = 5_000, *, seed: int = 0, block_tokens: int = 512) -> None:
-        for argument, value, least in (
-            ("requests", requests, 1),
-            ("seed", seed, 0),
-            ("block_tokens", block_tokens, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{argument} must be >= {least}, got {value}")
-        self.requests = requests
-        self.seed = seed
-        self.block_tokens = block_tokens
+        self.requests = check_int("requests", requests, 1, None)
+        self.seed = check_int("seed", seed, 0, None)
+        self.block_tokens = check_int("block_tokens", block_tokens, 1, None)
         self.name = f"generated, seed {seed}"
 
     def __iter__(self) -> Iterator[Request]:
