@@ -222,7 +222,8 @@ class TableRows(_OfLines):
             raise BadLineError(f"a row must have {len(self._names)} fields, got {len(cells)}")
         row: dict[str, Any] = dict(zip(self._names, cells, strict=True))
         if not self._has_text:
-            self._has_text = _NUMBER.fullmatch(row[self._named["prompt"]]) is None
+            cell = row.get(self._named["prompt"], "")  # without one, a path leads into another
+            self._has_text = _NUMBER.fullmatch(cell) is None
             self._numbers += not self._has_text
             self._check_texts(at_end=False)
         if "hash_ids" in row:
