@@ -113,8 +113,7 @@ def test_what_stands_for_files(tmp_path):
     inside = [str(tmp_path / name) for name in ("[x].jsonl", "a.jsonl", "b.jsonl")]
     assert trace_files([str(tmp_path)]) == inside
     assert trace_files([str(tmp_path / "[ab].jsonl")]) == inside[1:]
-    # a name that is there is no pattern
-    assert trace_files([inside[0], "absent", "-"]) == [inside[0], "absent", "-"]
+    assert trace_files([inside[0], "absent", "-"]) == [inside[0], "absent", "-"]  # no patterns
     (tmp_path / "empty").mkdir()
     rules = {"z*": "must match a file, got none", "empty": "a folder must hold a file that ends in"}
     for name, rule in rules.items():
