@@ -73,7 +73,7 @@ def remarks(subject: Subject) -> list[str]:
         found.append(
             "The trace has no times of arrival, so prompts take no time."
             if rates is not None
-            else "No prefill rate is known, so prompts take no time: --accelerator or "
+            else "No prefill rate is known, so prompts take no time: "
             "--prefill-tokens-per-second gives times to first tokens."
         )
     elif rates is not None:

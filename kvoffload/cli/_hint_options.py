@@ -9,11 +9,11 @@ from dataclasses import asdict
 import click
 
 from kvoffload.advise.units import percent_text
-from kvoffload.errors import describe
 from kvoffload.replay import HintOptions
 from kvoffload.replay.hints import HINT_KINDS, NothingToldError, TraceHints
 
 from ._options import bundled
+from ._sources import refuse_given
 
 _NONE = "none"
 
@@ -29,9 +29,7 @@ def _read(
     given = {"noise": hints_noise, "share": hints_share, "liars": hints_liars, "seed": hints_seed}
     options = {name: value for name, value in given.items() if value is not None}
     if hints == _NONE:
-        for name, value in options.items():
-            got = f"{value:g}" if isinstance(value, float) else describe(value)
-            raise click.UsageError(f"--hints-{name} must go with --hints, got {got} without")
+        refuse_given("must go with --hints, got it without", *(f"hints_{name}" for name in given))
         return None
     try:
         return HintOptions(told=hints, **options)  # type: ignore[arg-type]

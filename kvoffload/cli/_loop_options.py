@@ -11,39 +11,37 @@ from kvoffload.errors import describe
 from kvoffload.replay.configuration import DECODE_NS
 
 from ._options import NumberRange, bundled
+from ._sources import refuse_given
 
 RECORDED = "recorded"
 MOST_RATE = 10**12
 MOST_DECODE_MS = 10**6
 _NS_A_MS = 10**6
-_RATE = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})*|[0-9]+(?:_[0-9]+)*")
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 def read_rate(text: str, other: str = "") -> int:
-    """Read a rate, whole tokens per second; errors also name an `other` allowed word."""
-    digits = text.replace(",", "").replace("_", "")
-    is_number = _RATE.fullmatch(text) and len(digits) <= len(str(MOST_RATE))
-    if not is_number or not 1 <= int(digits) <= MOST_RATE:
-        words = f"{other} or an integer" if other else "an integer"
+    """Read a rate in whole tokens per second; errors also name an `other` allowed word."""
+    try:
+        rate = float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
+    except ValueError:
+        rate = 0.0
+    if not 1 <= rate <= MOST_RATE:
+        words = f"{other} or a number" if other else "a number"
         raise ValueError(f"must be {words} 1 ... {MOST_RATE}, got {describe(text)}")
-    return int(digits)
+    return round(rate)
 
 
 def _loop(closed_loop: str | None, decode_ms: float | None) -> dict[str, Any]:
     if closed_loop is None:
-        if decode_ms is not None:
-            raise click.UsageError(
-                f"--decode-ms must go with --closed-loop, got {decode_ms:g} without"
-            )
+        refuse_given("must go with --closed-loop, got it without", "decode_ms")
         return {}
     try:
         rate = None if closed_loop == RECORDED else read_rate(closed_loop, RECORDED)
     except ValueError as error:
         raise click.UsageError(f"--closed-loop {error}") from None
-    if rate is None and decode_ms is not None:
-        raise click.UsageError(
-            f"--decode-ms must go with a rate, got {decode_ms:g} with {RECORDED}"
-        )
+    if rate is None:
+        refuse_given(f"must go with a rate, got it with {RECORDED}", "decode_ms")
     decode_ns = DECODE_NS if decode_ms is None else round(decode_ms * _NS_A_MS)
     loop = "closed" if rate is not None else "recorded"
     return {"loop": loop, "rate": rate, "decode_ns": decode_ns}

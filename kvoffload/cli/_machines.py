@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -39,6 +40,8 @@ def check_dask(address: str | None, traces: Sequence[str]) -> None:
         return
     if STDIN in traces:
         raise click.UsageError("--dask needs files that all machines read, got standard input")
+    if not re.search(r":\d+$", address):
+        raise click.UsageError(f"--dask must have a port, as in tcp://host:8786, got {address!r}")
     require("distributed", "--dask", "dask")
 
 

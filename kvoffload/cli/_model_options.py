@@ -17,6 +17,7 @@ from kvoffload.errors import describe
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 
 from ._options import bundled, check_number, of_text
+from ._sources import refuse_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,8 @@ class CacheOptions:
             if self.model is not None and size is not None:
                 raise click.UsageError(f"at most one of --model and {other} must be given")
         if self.model is None:
-            options = {
-                "kv-cache-dtype": self.kv_cache_dtype,
-                "tensor-parallel": self.tensor_parallel,
-                "retention": self.retention,
-            }
-            for option, value in options.items():
-                if value is not None:
-                    message = f"--{option} must go with --model, got {value} without it"
-                    raise click.UsageError(message)
+            names = ("kv_cache_dtype", "tensor_parallel", "retention")
+            refuse_given("must go with --model, got it without", *names)
             return
         layout = self.layout()
         if layout is None:

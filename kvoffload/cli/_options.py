@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
-from click.core import ParameterSource
 
 from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
@@ -182,12 +181,6 @@ def typed_command() -> str:
     return printable(shlex.join(words))
 
 
-def is_default(parameter: str) -> bool:
-    """Return whether the user left an option of the command out."""
-    source = click.get_current_context().get_parameter_source(parameter)
-    return source is ParameterSource.DEFAULT
-
-
 def value_of(read: Callable[[str], Any]) -> Callable[..., Any]:
     """Return a click callback that reads an option's text."""
 
@@ -324,8 +317,8 @@ reading_options = bundled(
     click.option(
         "--salt",
         **of_text("TEXT", read_salt),
-        help="A secret with which prompts make the same ids each time. By default, a random "
-        "key is used and not kept.",
+        help="A secret with which prompts make the same ids each time. By default, ids that are "
+        "written come from a random key that is not kept.",
     ),
     click.option(
         "--tokens-per-image",
@@ -468,7 +461,7 @@ def step_tokens_option(
 
 jobs_option = click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 2**16),
     help="Processes that share the work; by default one per usable CPU core, one for few blocks.",
 )
 

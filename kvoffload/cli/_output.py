@@ -65,7 +65,7 @@ def check_outputs(
     """
     given = {option: name for option, name in (files or {}).items() if name is not None}
     for option, name in given.items():
-        if name.startswith("-"):
+        if name[:1] in ("", "-"):
             _refuse(option, "must name a file, with ./ before a -", name)
     _check_apart(traces, given, prints=prints)
     if prints:

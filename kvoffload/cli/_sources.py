@@ -31,6 +31,8 @@ from kvoffload.traces.sorting import counted_from_first, sorted_by_time
 from ._terminal import bad_lines_text, counted, note, progress_bar
 
 TABLES = (CSV, PARQUET)
+OF_PROMPTS = ("tokenizer", "bytes_per_token", "tokens_per_image", "salt")
+"""Options that only a log of prompts needs."""
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 MOST_RATE = 10**6
 """Prompt tokens per second that no recorded engine had."""
@@ -48,8 +50,15 @@ def given_option(*parameters: str) -> str | None:
     if context is None:  # on another machine
         return None
     source, given = context.get_parameter_source, ParameterSource.COMMANDLINE
-    found = next((name for name in parameters if source(name) is given), None)
-    return None if found is None else f"--{found.replace('_', '-')}"
+    options = (one for one in context.command.params if one.name in parameters)
+    return next((one.opts[-1] for one in options if source(one.name or "") is given), None)
+
+
+def refuse_given(rule: str, *parameters: str) -> None:
+    """Refuse the first of some options that the user gave although it breaks a rule."""
+    option = given_option(*parameters)
+    if option is not None:
+        raise click.UsageError(f"{option} {rule}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +90,9 @@ class Reading:
 
     def check_prompts(self, trace: MergedTrace) -> None:
         """Refuse options of prompts that have no effect on a trace that has been begun."""
-        names = ("fields", "tokenizer", "bytes_per_token", "tokens_per_image", "salt")
-        option = given_option(*names)
-        if option is not None and not trace.has_prompts:
-            raise click.UsageError(
-                f"{option} must go with a log of prompts, got it with {trace.format}"
-            )
+        if not trace.has_prompts:
+            rule = f"must go with a log of prompts, got it with {trace.format}"
+            refuse_given(rule, "fields", *OF_PROMPTS, "show_text")
 
     def prompts(
         self, block_tokens: int | None = None, breaks: PrefixBreaks | None = None
@@ -288,13 +294,10 @@ def open_or_generate(
     Options that would have no effect are refused.
     """
     if paths:
-        if seed is not None:
-            raise click.UsageError(f"--seed must go without TRACE, got {seed} with {paths[0]!r}")
+        refuse_given(f"must go without TRACE, got it with {paths[0]!r}", "seed")
         return open_source(paths, reading, block_tokens)
-    names = ("format", "model_name", "skip_bad", "same_ids", "tokenizer", "fields")
-    option = given_option(*names)
-    if option is not None:
-        raise click.UsageError(f"{option} must go with TRACE, got it without")
+    names = ("format", "model_name", "skip_bad", "same_ids", "fields", "delimiter")
+    refuse_given("must go with TRACE, got it without", *names, *OF_PROMPTS)
     workload = Workload(reading.limit or requests, seed=seed or 0)
     return contextlib.nullcontext(Source(workload.name, workload))
 

@@ -22,7 +22,6 @@ from kvoffload.advise.retention import compared, retentions
 from kvoffload.advise.setup import STACK_ROUTERS, FleetTier
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
-from kvoffload.errors import describe
 from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
 from kvoffload.replay.configuration import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
@@ -42,7 +41,7 @@ from ._fleet_options import (
     shared_option,
 )
 from ._hint_options import hint_options, hints_object, hints_text
-from ._loop_options import MOST_RATE
+from ._loop_options import read_rate
 from ._machines import Effort, check_dask, efforts
 from ._model_options import CacheOptions, model_options, unique_chunks
 from ._options import (
@@ -52,7 +51,6 @@ from ._options import (
     dask_option,
     device_memory_option,
     examples,
-    is_default,
     jobs_option,
     json_option,
     manager_of,
@@ -77,6 +75,7 @@ from ._sources import (
     note_order,
     open_source,
     order_object,
+    refuse_given,
 )
 from ._terminal import note, note_bad_lines, print_json
 
@@ -84,17 +83,10 @@ DEFAULT_ACCELERATOR = "h100"
 """Accelerator whose cache is assumed if a model is named and no accelerator is."""
 
 
-def read_rate(text: str) -> float:
-    """Read a number of tokens per second."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 1 <= rate <= MOST_RATE:
-        raise ValueError(f"must be a number 1 ... {MOST_RATE}, got {describe(text)}")
-    return rate
-
-
+NEEDS_RATES = (
+    "needs both rates, got it without: give --model, or --prefill-tokens-per-second with "
+    "--link-bandwidth or --accelerator"
+)
 AUTO = "auto"
 MORE = 4
 """Multiple of the memory to try if the knee of one cache is too little for several."""
@@ -144,7 +136,7 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
     "--accelerator",
     **of_text("NAME", accelerator_of),
     help="Accelerator that runs the model; it sets the size of its own cache and the times: "
-    f"{', '.join(accelerator_names())}.",
+    f"{', '.join(accelerator_names())}.  [default: {DEFAULT_ACCELERATOR}, with --model]",
 )
 @click.option(
     "--prefill-tokens-per-second",
@@ -213,7 +205,7 @@ def advise(
     block_tokens: int | None,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
-    prefill_tokens_per_second: float | None,
+    prefill_tokens_per_second: int | None,
     link_bandwidth: int | None,
     disk: Capacity | None,
     disk_policies: tuple[str, ...],
@@ -261,11 +253,12 @@ def advise(
     cache = cache.on_workers(engine.workers)
     cache.check()
     _check(cache, capacities, is_fleet=engines is not None)
-    if disk_policies and disk is None and not (engines and shared):
-        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
-    for option, given in {"router": routers, "shared": shared, "price": price}.items():
-        if given and engines is None:
-            raise click.UsageError(f"--{option} must go with --engines, got it without")
+    if disk is None and not (engines and shared):
+        refuse_given("must go with --disk, got it without", "disk_policies")
+    if engines is None:
+        refuse_given("must go with --engines, got it without", "routers", "shared", "price")
+    if model is None and not (engine.prefill_rate if engines else engine.is_known):
+        refuse_given(NEEDS_RATES, "accelerator", "prefill_tokens_per_second", "link_bandwidth")
     check_outputs(traces, {"--report": report})
     check_dask(dask, traces)
     if report is not None:
@@ -360,8 +353,8 @@ def _check(cache: CacheOptions, capacities: tuple[Capacity | None, ...], *, is_f
         )
     if is_fleet and cache.layout() is not None:
         raise click.UsageError("--model must have no windows or states for --engines, got some")
-    if is_fleet and not is_default("step_tokens"):
-        raise click.UsageError("--step-tokens must go without --engines, got both")
+    if is_fleet:
+        refuse_given("must go without --engines, got both", "step_tokens")
 
 
 def _since(subject: Subject, source: Source, path: str, earlier: dict[str, Any]) -> Comparison:

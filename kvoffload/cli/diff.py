@@ -45,7 +45,7 @@ def diff(before: str, now: str, *, as_json: bool) -> None:
     BEFORE and NOW are files that --json wrote: of two traces, two versions, or with other options.
     Rows of one configuration stand beside each other.
     """
-    check_outputs((before, now))
+    check_outputs(())
     (was, old_rows), (head, new_rows) = _read(before), _read(now)
     in_blocks = any("tier_given" not in row for row in (*old_rows, *new_rows))
     old = {_which(row, in_blocks=in_blocks): row for row in old_rows}

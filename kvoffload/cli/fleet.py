@@ -27,9 +27,14 @@ from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._machines import Effort, check_dask, efforts
 from ._model_options import model_options
 from ._output import Outputs, csv_option, in_outputs, plot_option
+from ._sources import refuse_given
 from ._terminal import note
 
 _NS_A_MS = 10**6
+NEEDS_RATE = (
+    "needs a rate of prefill, got it without: give --prefill-tokens-per-second, or --accelerator "
+    "and a known --model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,12 @@ def fleet(
     check_dask(dask, decoding.traces)
     engine = engine_of(cache.model, accelerator, workers=cache.tensor_parallel)
     rate = rate or int(engine.prefill_rate) or None
+    if rate is None:
+        names = ("accelerator", "link_bandwidth", "tier_bandwidth", "decode_ms", "slots")
+        refuse_given(NEEDS_RATE, *names)
+    if not tiers.disks and all(one.capacity is None for one in tiers.shared):
+        rule = "must go with --disk or --shared, got it without"
+        refuse_given(rule, "tier_policy", "tier_bandwidth")
     read = decoding.read()
     trace = read.trace
     if read.block_tokens.count is None:
@@ -236,7 +247,7 @@ def fleet(
     }
 
     cells = []
-    for count in dict.fromkeys(engines):
+    for count in engines:
         share = count if total else 1
         device = grid.device(read, groups, share)
         for given, host in grid.hosts(read, groups, share):
@@ -244,9 +255,10 @@ def fleet(
                 own = {"engines": count, "host": host, "device": device, "tier": tier}
                 cells += [
                     (_fleet(common, router=router, policy=policy, **own), given, text)
-                    for policy in dict.fromkeys(grid.policies)
-                    for router in dict.fromkeys(routers)
+                    for policy in grid.policies
+                    for router in routers
                 ]
+    cells = list(dict.fromkeys(cells))
     for one, _, _ in cells:
         _options.manager_of(one.policy, one.host, "block")
     check_trace(

@@ -16,7 +16,7 @@ from ._hint_options import hint_options
 from ._loop_options import loop_options
 from ._model_options import model_options
 from ._output import Outputs, in_outputs
-from ._sources import open_or_generate
+from ._sources import given_option, open_or_generate
 from ._streams import standard_input_waits
 from ._terminal import note, print_tables, progress_bar
 from ._view import View
@@ -100,7 +100,7 @@ def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     block_tokens = decoding.block_tokens
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:
         read = decoding.of(source)
-    cells = grid.cells(read, unasked=_options.is_default("policies"))
+    cells = grid.cells(read, unasked=given_option("policies") is None)
     groups, unit = cells[0][1].groups, cells[0][1].groups.slot_name
     if not groups.knows_tokens:
         note("no block size fits all requests: token ratios need --block-tokens")

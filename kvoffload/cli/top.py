@@ -255,7 +255,7 @@ def _headline(view: View, since: str) -> Text:
 
 def _curve(view: View, width: int) -> Table:
     """Draw the points: bars as long as the hit ratio, lighter in the error interval."""
-    room = max(10, min(WIDEST_BAR, width - 50))
+    room = max(0, min(WIDEST_BAR, width - 50))
     table = _table("policy", "memory", "hit ratio", "±")
     table.add_column("")
     live = view.policy
