@@ -42,11 +42,27 @@ OF_CASE = (
 
 def as_object(subject: Subject) -> dict[str, object]:
     """Return the advice as ``--json`` prints it, without what it prints of every result."""
-    return _fleet_object(subject) if subject.setup.engines else _engine_object(subject)
+    setup = subject.setup
+    own = _fleet_object if setup.engines else _engine_object
+    return {
+        **asdict(subject.advice.facts),
+        "model": None if subject.model is None else subject.model.name,
+        "block_tokens": setup.block_tokens,
+        "block_tokens_from": subject.block_tokens_from,
+        "block_bytes": setup.block_bytes,
+        "memory": setup.memory,
+        "device_memory": setup.device_memory,
+        "device_memory_assumed": setup.device_is_assumed,
+        **own(subject),
+        "headline": headline(subject),
+        "findings": [asdict(finding) for finding in findings(subject)],
+        "knee": None if subject.knee is None else asdict(subject.knee),
+        "changes": None if subject.since is None else asdict(subject.since),
+    }
 
 
 def _engine_object(subject: Subject) -> dict[str, object]:
-    advice, setup, facts = subject.advice, subject.setup, subject.advice.facts
+    advice, setup = subject.advice, subject.setup
     policy, is_plain = advice.policy, setup.chunks.is_plain
     configuration = None
     if policy is not None:
@@ -60,24 +76,14 @@ def _engine_object(subject: Subject) -> dict[str, object]:
         asdict(cell) | {"interval": or_none(cell.interval)} for cell in subject.retentions
     ]
     return {
-        **asdict(facts),
         "asked": advice.vllm_default.asked,
         "full_blocks": setup.full_blocks,
-        "model": None if subject.model is None else subject.model.name,
         "token_bytes": setup.token_bytes if is_plain else None,
-        "block_tokens": setup.block_tokens,
-        "block_tokens_from": subject.block_tokens_from,
-        "block_bytes": setup.block_bytes,
         **groups_object(setup.chunks),
-        "memory": setup.memory,
         "step_tokens": setup.step_tokens,
-        "device_memory": setup.device_memory,
-        "device_memory_assumed": setup.device_is_assumed,
         "device_hit_ratio": advice.device_hit_ratio,
         **_recommendation(advice),
-        "findings": [asdict(finding) for finding in findings(subject)],
         "configuration": configuration,
-        "headline": headline(subject),
         "engine": _engine(setup.rates),
         "unbounded_hit_ratio": advice.unbounded,
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
@@ -95,16 +101,7 @@ def _engine_object(subject: Subject) -> dict[str, object]:
             for one in subject.by_device
         ],
         "details": None if subject.details is None else _details(subject.details),
-        **_since(subject),
         **({} if is_plain else {"retentions": retentions}),
-    }
-
-
-def _since(subject: Subject) -> dict[str, object]:
-    """Return how the memory was found, and what changed."""
-    return {
-        "knee": None if subject.knee is None else asdict(subject.knee),
-        "changes": None if subject.since is None else asdict(subject.since),
     }
 
 
@@ -191,19 +188,8 @@ def _fleet_object(subject: Subject) -> dict[str, object]:
     arguments = vllm_arguments(case.policy, case.memory, setup.chunks)
     engine = setup.engine
     return {
-        "requests": advice.facts.requests,
-        "input_tokens": advice.facts.input_tokens,
-        "blocks": advice.facts.blocks,
-        "unique_blocks": advice.facts.unique_blocks,
         "unbounded_hit_ratio": advice.reuse,
-        "model": None if subject.model is None else subject.model.name,
-        "block_tokens": setup.block_tokens,
-        "block_tokens_from": subject.block_tokens_from,
-        "block_bytes": setup.block_bytes,
         "engines": setup.engines,
-        "memory": setup.memory,
-        "device_memory": setup.device_memory,
-        "device_memory_assumed": setup.device_is_assumed,
         "loop": setup.loop,
         "prefill_tokens_per_second": setup.rate,
         "prefill_given": None if engine is None else engine.prefill_given,
@@ -214,10 +200,7 @@ def _fleet_object(subject: Subject) -> dict[str, object]:
         "recommendation": None if advice.objections else _case(advice, case),
         "best": _case(advice, advice.best),
         "objections": list(advice.objections),
-        "headline": headline(subject),
-        "findings": [asdict(finding) for finding in findings(subject)],
         "configuration": {"vllm": arguments} if advice.policy is not None else None,
-        **_since(subject),
         "not_modelled": NOT_MODELLED,
         "results": [
             {
