@@ -12,9 +12,13 @@ from kvoffload.replay import Configuration, GroupChunks
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.offline import BELADY, INFINITE
 
+from . import _options
 from ._decoding import Decoded, Decoding
-from ._model_options import CacheOptions, unique_chunks
+from ._hint_options import hint_options
+from ._model_options import CacheOptions, model_options, unique_chunks
 from ._options import Capacity, CommandFunction, bundled, check_sizes
+from ._output import in_outputs
+from ._sources import refuse_given
 from ._terminal import note
 
 
@@ -55,7 +59,6 @@ class Grid:
         *,
         unasked: bool = False,
         pending: int = 0,
-        results: str | None = None,
     ) -> list[tuple[str, Configuration]]:
         """Return every policy at every capacity, each with its capacity as it was given.
 
@@ -73,8 +76,7 @@ class Grid:
             reason = f"{BELADY} cannot be computed for a model without a full group"
             policies = _without_belady(policies, reason, is_noted=not unasked)
         if loop:
-            excluded = {"step-tokens": steps, "pending": pending, "results": results}
-            _check_loop(loop, groups, excluded)
+            _check_loop(loop, groups)
             reason = f"{BELADY} needs to know what comes next, which depends on the hits"
             policies = _without_belady(policies, reason, is_noted=not unasked)
         hosts, device = self.hosts(read, groups), self.device(read, groups)
@@ -96,8 +98,18 @@ class Grid:
 
 
 def in_grid(function: CommandFunction) -> CommandFunction:
-    """Combine the options of a trace, policies and memory: ``grid``."""
-    return bundled("decoding", Decoding)(bundled("grid", Grid)(function))
+    """Add the options of a trace, its blocks and memory, and combine all: ``grid``, ``outputs``."""
+    options = (
+        _options.json_option,
+        _options.reading_options,
+        hint_options,
+        _options.full_blocks_option,
+        _options.block_tokens_option,
+        model_options,
+        _options.block_bytes_option,
+        _options.device_memory_option,
+    )
+    return bundled("decoding", Decoding, *options)(bundled("grid", Grid)(in_outputs(function)))
 
 
 def slots_of(
@@ -135,13 +147,9 @@ def _without_belady(policies: tuple[str, ...], reason: str, *, is_noted: bool) -
     return left
 
 
-def _check_loop(
-    loop: Mapping[str, Any], groups: GroupChunks, excluded: Mapping[str, object]
-) -> None:
+def _check_loop(loop: Mapping[str, Any], groups: GroupChunks) -> None:
     """Refuse a closed loop if prompts have no length, or with options that it excludes."""
-    for option, value in excluded.items():
-        if value:
-            raise click.UsageError(f"--closed-loop and --{option} exclude each other, got both")
+    refuse_given("must go without --closed-loop, got both", "step_tokens", "pending", "results")
     if not groups.is_plain:
         raise click.UsageError("--closed-loop needs a model with one group, got several")
     if loop["rate"] is not None and not groups.knows_tokens:

@@ -64,16 +64,13 @@ class CacheOptions:
         """Element type of the cache."""
         return self.kv_cache_dtype or "bfloat16"
 
-    def check(self, block_bytes: int | None = None) -> None:
+    def check(self) -> None:
         """Refuse options that would have no effect, or a division that the model does not allow."""
-        others = {"--block-bytes": block_bytes, "--kv-bytes-per-token": self.kv_bytes_per_token}
-        for other, size in others.items():
-            if self.model is not None and size is not None:
-                raise click.UsageError(f"at most one of --model and {other} must be given")
         if self.model is None:
             names = ("kv_cache_dtype", "tensor_parallel", "retention")
             refuse_given("must go with --model, got it without", *names)
             return
+        refuse_given("must go without --model, got both", "block_bytes", "kv_bytes_per_token")
         layout = self.layout()
         if layout is None:
             self.token_bytes()

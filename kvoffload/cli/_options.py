@@ -444,6 +444,10 @@ block_tokens_option = click.option(
     help="Tokens per block; inferred if one size fits all requests.",
 )
 
+full_blocks_option = click.option(
+    "--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly."
+)
+
 
 def step_tokens_option(
     default: int | None, how: str

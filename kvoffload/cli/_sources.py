@@ -80,8 +80,8 @@ class Reading:
 
     def check(self) -> None:
         """Refuse options that exclude each other."""
-        if self.tokenizer is not None and self.bytes_per_token is not None:
-            raise click.UsageError("--bytes-per-token must go without --tokenizer, got both")
+        if self.tokenizer is not None:
+            refuse_given("must go without --tokenizer, got both", "bytes_per_token")
         if self.format is not None and self.fields is not None and self.format not in TABLES:
             raise click.UsageError(
                 f"--fields must go without --format, or with {' or '.join(TABLES)}, got it with "

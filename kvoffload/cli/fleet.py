@@ -22,11 +22,9 @@ from ._decoding import Decoded
 from ._fields import Row
 from ._fleet_result import Fleets, pooled_of
 from ._grid import Grid, check_trace, in_grid, slots_of
-from ._hint_options import hint_options
 from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
 from ._machines import Effort, check_dask, efforts
-from ._model_options import model_options
-from ._output import Outputs, csv_option, in_outputs, plot_option
+from ._output import Outputs, csv_option, plot_option
 from ._sources import refuse_given
 from ._terminal import note
 
@@ -95,7 +93,6 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     help="Policies of host memory to compare; see kvoffload policies.",
 )
 @_options.capacity_option("1%")
-@_options.device_memory_option
 @click.option(
     "--disk",
     "disks",
@@ -115,10 +112,6 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
     is_flag=True,
     help="Take --capacity, --device-memory and --disk as sizes of all engines together.",
 )
-@_options.block_bytes_option
-@model_options
-@_options.block_tokens_option
-@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @click.option(
     "--accelerator",
     **_options.of_text("NAME", accelerator_of),
@@ -168,16 +161,12 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routers."
 )
-@hint_options
 @_options.jobs_option
 @_options.dask_option
 @plot_option("the tokens hit over the memory of all engines")
 @csv_option("fleet")
 @_fleet_options.price_option
-@_options.reading_options
-@_options.json_option
 @in_grid
-@in_outputs
 @_options.bundled("tiers", Tiers)
 def fleet(
     grid: Grid,
@@ -207,7 +196,7 @@ def fleet(
     picks an engine from what it knows at that time.
     """
     cache = grid.cache
-    cache.check(grid.block_bytes)
+    cache.check()
     decoding = replace(grid.decoding, arrivals=True)
     outputs.check(decoding.traces)
     check_dask(dask, decoding.traces)

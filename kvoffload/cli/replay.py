@@ -12,10 +12,8 @@ from kvoffload.replay.offline import CEILINGS
 from . import _options
 from ._fields import Row, columns
 from ._grid import Grid, in_grid
-from ._hint_options import hint_options
 from ._loop_options import loop_options
-from ._model_options import model_options
-from ._output import Outputs, in_outputs
+from ._output import Outputs
 from ._sources import given_option, open_or_generate
 from ._streams import standard_input_waits
 from ._terminal import note, print_tables, progress_bar
@@ -70,19 +68,10 @@ class Replayed(View):
 @click.argument("traces", metavar="[TRACE]...", nargs=-1)
 @_options.policy_option("lru,hit-density,belady")
 @_options.capacity_option("1%,5%,20%")
-@_options.block_bytes_option
-@model_options
-@_options.device_memory_option
-@_options.block_tokens_option
-@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @_options.step_tokens_option(None, "; by default, whole")
-@hint_options
 @loop_options
 @_options.workload_seed_option
-@_options.reading_options
-@_options.json_option
 @in_grid
-@in_outputs
 def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     """Replay a trace through managers and compare policies.
 
@@ -95,7 +84,7 @@ def replay(grid: Grid, *, seed: int | None, outputs: Outputs) -> None:
     """
     decoding = replace(grid.decoding, arrivals=bool(grid.loop))
     traces, reading = decoding.traces, decoding.reading
-    grid.cache.check(grid.block_bytes)
+    grid.cache.check()
     outputs.check(traces)
     block_tokens = decoding.block_tokens
     with open_or_generate(traces, GENERATED_REQUESTS, seed, reading, block_tokens) as source:

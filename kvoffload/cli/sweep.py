@@ -17,11 +17,9 @@ from kvoffload.replay.results_file import ResultsFile
 from . import _options
 from ._fields import FIELDS, Row
 from ._grid import Grid, in_grid
-from ._hint_options import hint_options
 from ._loop_options import loop_options
 from ._machines import Effort, check_dask, efforts
-from ._model_options import model_options
-from ._output import Outputs, csv_option, in_outputs, plot_option
+from ._output import Outputs, csv_option, plot_option
 from ._terminal import note, print_prose, print_tables
 from ._view import View
 
@@ -107,11 +105,6 @@ class Swept(View):
 @_options.traces_argument
 @_options.policy_option(ALL_POLICIES)
 @_options.capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
-@_options.block_bytes_option
-@model_options
-@_options.block_tokens_option
-@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@_options.device_memory_option
 @click.option(
     "--pending",
     type=click.IntRange(0, 2**31 - 1),
@@ -120,7 +113,6 @@ class Swept(View):
     help="Number of requests for which a store stays in flight.",
 )
 @_options.step_tokens_option(None, "; by default, whole")
-@hint_options
 @loop_options
 @_options.jobs_option
 @_options.dask_option
@@ -132,10 +124,7 @@ class Swept(View):
 )
 @plot_option("the hit ratio over the capacity")
 @csv_option("cell")
-@_options.reading_options
-@_options.json_option
 @in_grid
-@in_outputs
 def sweep(
     grid: Grid,
     *,
@@ -151,7 +140,7 @@ def sweep(
     such files, or a pattern; several are merged by time. - means standard input. The trace is
     decoded once and held in memory, 12 bytes per block.
     """
-    grid.cache.check(grid.block_bytes)
+    grid.cache.check()
     decoding = replace(grid.decoding, arrivals=bool(grid.loop))
     outputs.check(decoding.traces, results)
     check_dask(dask, decoding.traces)
@@ -161,7 +150,7 @@ def sweep(
         except ValueError as error:
             raise click.UsageError(f"--results {error}") from None
     read = decoding.read()
-    asked = dict.fromkeys(grid.cells(read, pending=pending, results=results))
+    asked = dict.fromkeys(grid.cells(read, pending=pending))
     cells = sorted(asked, key=lambda cell: grid.policies.index(cell[1].policy))
     wanted, groups = [one for _, one in cells], cells[0][1].groups
     for one in wanted:

@@ -12,7 +12,13 @@ from kvoffload.replay import Selection
 from kvoffload.traces import write_prompts
 from kvoffload.traces.outputs import open_output
 
-from ._options import block_tokens_option, examples, reading_options, traces_argument
+from ._options import (
+    block_tokens_option,
+    examples,
+    full_blocks_option,
+    reading_options,
+    traces_argument,
+)
 from ._output import check_output_option, output_option, write_output
 from ._sources import BlockTokens, Reading, note_order, open_source
 from ._terminal import note, note_bad_lines
@@ -29,7 +35,7 @@ from ._terminal import note, note_bad_lines
 @traces_argument
 @output_option("")
 @block_tokens_option
-@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
+@full_blocks_option
 @reading_options
 def workload(
     traces: tuple[str, ...],
