@@ -16,7 +16,7 @@ from ._sources import refuse_given
 RECORDED = "recorded"
 MOST_RATE = 10**12
 MOST_DECODE_MS = 10**6
-_NS_A_MS = 10**6
+NS_A_MS = 10**6
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 
 
@@ -42,7 +42,7 @@ def _loop(closed_loop: str | None, decode_ms: float | None) -> dict[str, Any]:
         raise click.UsageError(f"--closed-loop {error}") from None
     if rate is None:
         refuse_given(f"must go with a rate, got it with {RECORDED}", "decode_ms")
-    decode_ns = DECODE_NS if decode_ms is None else round(decode_ms * _NS_A_MS)
+    decode_ns = DECODE_NS if decode_ms is None else round(decode_ms * NS_A_MS)
     loop = "closed" if rate is not None else "recorded"
     return {"loop": loop, "rate": rate, "decode_ns": decode_ns}
 
@@ -54,7 +54,7 @@ loop_options = bundled(
         "--decode-ms",
         type=NumberRange(min=0, max=MOST_DECODE_MS),
         help="Milliseconds per token of an answer in a closed loop.  [default: "
-        f"{DECODE_NS // _NS_A_MS}]",
+        f"{DECODE_NS // NS_A_MS}]",
     ),
     click.option(
         "--closed-loop",

@@ -22,13 +22,12 @@ from ._decoding import Decoded
 from ._fields import Row
 from ._fleet_result import Fleets, pooled_of
 from ._grid import Grid, check_trace, in_grid, slots_of
-from ._loop_options import MOST_DECODE_MS, RECORDED, read_rate
+from ._loop_options import MOST_DECODE_MS, NS_A_MS, RECORDED, read_rate
 from ._machines import Effort, check_dask, efforts
 from ._output import Outputs, csv_option, plot_option
 from ._sources import refuse_given
 from ._terminal import note
 
-_NS_A_MS = 10**6
 NEEDS_RATE = (
     "needs a rate of prefill, got it without: give --prefill-tokens-per-second, or --accelerator "
     "and a known --model"
@@ -140,7 +139,7 @@ def _fleet(common: dict[str, Any], **own: Any) -> Configuration:
 @click.option(
     "--decode-ms",
     type=_options.NumberRange(min=0, max=MOST_DECODE_MS),
-    default=DECODE_NS / _NS_A_MS,
+    default=DECODE_NS / NS_A_MS,
     show_default=True,
     help="Milliseconds per token of an answer.",
 )
@@ -229,7 +228,7 @@ def fleet(
         "link": link_bandwidth or int(engine.link_bandwidth) or LINK_BANDWIDTH,
         "tier_link": tier_bandwidth,
         "groups": groups,
-        "decode_ns": round(decode_ms * _NS_A_MS),
+        "decode_ns": round(decode_ms * NS_A_MS),
         "slots": slots,
         "loop": closed_loop or "open",
         "seed": seed,

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from kvoffload.advise.answer import column
-from kvoffload.advise.units import percent_text
+from kvoffload.advise.units import latency_text, percent_text
 from kvoffload.traces import Survey
 from kvoffload.traces.breaks import PrefixBreaks
 from kvoffload.traces.returns import Returns
@@ -132,7 +132,7 @@ class Description:
             ("reuse", reuse, "reuse, blocks per unique block", reuse_text),
             ("block_tokens", size.count, "block size, tokens", tokens_text),
             ("ideal_hit_ratio", ideal, "ideal hit ratio, cache without bounds", ideal_text),
-            ("seconds", survey.seconds, "span", duration(survey.seconds)),
+            ("seconds", survey.seconds, "span", latency_text(survey.seconds)),
             ("input_tokens", tokens, "input tokens", f"{tokens:,}"),
             ("output_tokens", survey.output_tokens, "output tokens", f"{survey.output_tokens:,}"),
             ("longest_request_blocks", longest, "longest request, blocks", f"{longest:,}"),
@@ -159,7 +159,7 @@ class Description:
                 ("turns of a session: median, 90 %, most", turns),
             ]
         if found["kept_share"] is not None:
-            gaps, added = _joined(found["gap_seconds"], duration), found["added_blocks"]
+            gaps, added = _joined(found["gap_seconds"], latency_text), found["added_blocks"]
             rows += [
                 ("gap between two turns: median, 90 %, most", gaps),
                 ("blocks that a next turn adds: median, 90 %, most", _joined(added, rounded)),
@@ -175,15 +175,6 @@ class Description:
 
 
 _NO_SIZE = {True: "no size fits all requests", False: "not known: no lengths"}
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return " ".join([*[f"{hours:,} h"] * bool(hours), f"{minutes} min {rest} s"])
 
 
 def _quantiles(values: Any) -> list[float] | None:
