@@ -28,12 +28,17 @@ class Fleets(View):
 
     pooled: Mapping[Configuration, Result] = field(default_factory=dict)
     prices: Prices | None = None
+    is_total: bool = False  # capacities were given for all engines together
 
     def draw(self, path: str) -> None:
         """Draw the tokens hit into a file."""
         from ._plot import draw_fleets
 
         draw_fleets(self, path)
+
+    @property
+    def _of_whom(self) -> str:
+        return f"capacity\nof {'all' if self.is_total else 'each'}"
 
     def more(self) -> dict[str, object]:
         """Return the limits of the model, the totals, and what is enough."""
@@ -50,7 +55,7 @@ class Fleets(View):
         has_device = any(row.configuration.device for row in rows)
         shown = dict(zip(PLACES, (has_device, has_device or has_tier, has_tier), strict=True))
         leading = columns(rows, "engines", "capacity_given", "tier_given", "policy", "router")
-        leading[1] = replace(leading[1], title="capacity\nof each", numeric=False)
+        leading[1] = replace(leading[1], title=self._of_whom, numeric=False)
         groups = [columns(rows, "token_hit_ratio")]
         groups += [[place.column(rows)] for place, is_shown in shown.items() if is_shown]
         for names in (
@@ -94,7 +99,7 @@ class Fleets(View):
             ["blocks hit if all engines shared one host memory, without tiers"],
             [
                 column("engines", [f"{total['engines']}" for total in totals]),
-                column("capacity\nof each", capacities, numeric=False),
+                column(self._of_whom, capacities, numeric=False),
             ],
             [
                 [column(policy, [percent_text(hits[policy] / whole) for hits in every])]
@@ -137,9 +142,10 @@ class Fleets(View):
         engines, found = choice["engines"], row.result
         what = "tokens" if found.saved is None else "prefill"
         tier = "" if row.tier is None else f", tier {row.tier}"
+        whose = "in all" if self.is_total else "each"
         text = (
             f"Enough for {plural(engines, 'engine')}: {choice['router']}, "
-            f"{choice['policy']}, {row.given} each{tier}. It saves "
+            f"{choice['policy']}, {row.given} {whose}{tier}. It saves "
             f"{percent_text(choice['saving'])} of the {what}, the best saves "
             f"{percent_text(choice['best'])}"
         )

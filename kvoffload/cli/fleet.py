@@ -259,7 +259,7 @@ def fleet(
     with efforts(jobs, dask, decoding, trace.num_blocks) as effort:
         results = _replayed(trace, [one for one, _, _ in cells], effort)
     rows = [Row(one, results[one], given, tier) for one, given, tier in cells]
-    view = Fleets(read, rows, cache.text(groups), pooled=results, prices=price)
+    view = Fleets(read, rows, cache.text(groups), results, price, is_total=total)
     _warn_of_load(view)
     outputs.show(view)
 
