@@ -10,6 +10,7 @@ from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .choice import LEAST_NOISE, POLICIES
 from .configuration import DISK_PATH
 from .economy import WORKERS, Engine, workers_for
+from .model_shape import ModelShape
 from .subject import Subject
 from .units import bytes_text, count_text, percent_text, rate_text
 from .wording import points
@@ -84,18 +85,8 @@ def remarks(subject: Subject) -> list[str]:
             "the cache that an accelerator has beside its weights is estimated: "
             "--prefill-tokens-per-second and --device-memory give them."
         )
-    if model is not None and setup.engine and not setup.engine.workers_given:
-        accelerator = setup.engine.accelerator
-        if workers > 1:
-            found.append(
-                f"{setup.engine.name} per engine, to hold {model.name}; --tensor-parallel sets "
-                "another number."
-            )
-        elif accelerator is not None and not workers_for(model, accelerator):
-            found.append(
-                f"{WORKERS[-1]} × {accelerator.name} do not hold {model.name}, so one is "
-                "assumed: give --tensor-parallel, or another --accelerator."
-            )
+    if model is not None and setup.engine is not None:
+        found += filter(None, [workers_remark(setup.engine, model)])
     found += [NOT_MODELLED] if is_fleet else _counted_for_one_worker(subject, workers)
     found += group_remarks(setup.chunks)
     if policy is not None and not is_own(policy):
@@ -110,6 +101,22 @@ def remarks(subject: Subject) -> list[str]:
             f"{DISK_PATH} stands for a folder on the disk; each engine needs one of its own."
         )
     return found
+
+
+def workers_remark(engine: Engine, model: ModelShape) -> str | None:
+    """Return how many accelerators an engine is assumed to have; None if nothing is assumed."""
+    chip = engine.accelerator
+    if chip is None or engine.workers_given:
+        return None
+    if engine.workers > 1:
+        how = "--tensor-parallel sets another number"
+        return f"{engine.name} per engine, to hold {model.name}; {how}."
+    if workers_for(model, chip):
+        return None
+    return (
+        f"{WORKERS[-1]} × {chip.name} do not hold {model.name}, so one is assumed: give "
+        "--tensor-parallel, or another --accelerator."
+    )
 
 
 def _rates(engine: Engine) -> str:

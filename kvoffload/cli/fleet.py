@@ -13,6 +13,7 @@ from kvoffload.advise.accelerators import Accelerator, accelerator_names
 from kvoffload.advise.accelerators import accelerator as accelerator_of
 from kvoffload.advise.choice import Prices
 from kvoffload.advise.findings import BUSY
+from kvoffload.advise.remarks import workers_remark
 from kvoffload.advise.setup import LINK_BANDWIDTH
 from kvoffload.replay import Configuration, DecodedTrace, GroupChunks, Result, Tier, replay_all
 from kvoffload.replay.configuration import DECODE_NS, MOST_ENGINES
@@ -204,6 +205,8 @@ def fleet(
     if rate is None:
         names = ("accelerator", "link_bandwidth", "tier_bandwidth", "decode_ms", "slots")
         refuse_given(NEEDS_RATE, *names)
+    elif cache.model is not None and (assumed := workers_remark(engine, cache.model)):
+        note(assumed)
     if not tiers.disks and all(one.capacity is None for one in tiers.shared):
         rule = "must go with --disk or --shared, got it without"
         refuse_given(rule, "tier_policy", "tier_bandwidth")
