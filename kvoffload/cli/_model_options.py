@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import click
 
@@ -18,6 +20,8 @@ from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 
 from ._options import bundled, check_number, of_text
 from ._sources import refuse_given
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,7 @@ class CacheOptions:
         """Return the groups of the model; None without one, or if all layers are one full group."""
         if self.model is None:
             return None
-        try:
-            layout = self.model.layout(self.dtype, self.tensor_parallel or 1)
-        except ValueError as error:
-            raise _usage_error(error) from None
+        layout = self._of_model(self.model.layout)
         return None if [group.kind for group in layout.groups] == ["full"] else layout
 
     def groups(self, block_tokens: int | None, block_bytes: int | None = None) -> GroupChunks:
@@ -138,17 +139,15 @@ class CacheOptions:
 
     def token_bytes(self) -> int | None:
         """Return the bytes per token if all layers are one full group; None without a model."""
-        if self.model is None:
-            return None
+        return None if self.model is None else self._of_model(self.model.bytes_per_token)
+
+    def _of_model(self, ask: Callable[[str, int], Found]) -> Found:
+        """Return what the model says of this element type on these workers."""
         try:
-            return self.model.bytes_per_token(self.dtype, self.tensor_parallel or 1)
+            return ask(self.dtype, self.tensor_parallel or 1)
         except ValueError as error:
-            raise _usage_error(error) from None
-
-
-def _usage_error(error: ValueError) -> click.UsageError:
-    option = "tensor-parallel" if str(error).startswith("tensor_parallel") else "model"
-    return click.UsageError(f"--{option}: {error}")
+            option = "tensor-parallel" if str(error).startswith("tensor_parallel") else "model"
+            raise click.UsageError(f"--{option}: {error}") from None
 
 
 model_options = bundled(

@@ -22,7 +22,7 @@ from kvoffload.advise.retention import compared, retentions
 from kvoffload.advise.setup import STACK_ROUTERS, FleetTier
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import bytes_text
-from kvoffload.replay import DecodedTrace, GroupChunks, HintOptions
+from kvoffload.replay import DecodedTrace, GroupChunks
 from kvoffload.replay.configuration import MOST_ENGINES, Loop
 from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
@@ -48,6 +48,7 @@ from ._options import (
     MAX_BLOCKS,
     Capacity,
     block_tokens_option,
+    bundled,
     dask_option,
     device_memory_option,
     examples,
@@ -69,7 +70,6 @@ from ._options import (
 from ._output import check_outputs, note_fonts, write_files
 from ._sources import (
     BlockTokens,
-    Reading,
     Source,
     check_order,
     note_order,
@@ -196,13 +196,13 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 @dask_option
 @reading_options
 @json_option
+@bundled("decoding", Decoding)
 def advise(
-    traces: tuple[str, ...],
+    decoding: Decoding,
     *,
     capacities: tuple[Capacity | None, ...],
     policies: tuple[str, ...],
     cache: CacheOptions,
-    block_tokens: int | None,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
     prefill_tokens_per_second: int | None,
@@ -216,11 +216,9 @@ def advise(
     earlier: tuple[str, dict[str, Any]] | None,
     report: str | None,
     unchained_ids: bool,
-    hints: HintOptions | None,
     show_text: bool,
     jobs: int | None,
     dask: str | None,
-    reading: Reading,
     as_json: bool,
 ) -> None:
     """Recommend a policy for a trace, a model and a memory.
@@ -242,6 +240,8 @@ def advise(
     the best is recommended. If requests record how long their clients waited, each request of a
     session follows the answer to the previous one.
     """
+    decoding = replace(decoding, full_blocks=False, arrivals=engines is not None)
+    traces, block_tokens, hints = decoding.traces, decoding.block_tokens, decoding.hints
     model = cache.model
     engine = engine_of(
         model,
@@ -265,10 +265,7 @@ def advise(
         note_fonts()
         require_report()
     sample = PrefixBreaks()
-    decoding = Decoding(
-        traces, reading, block_tokens, hints, full_blocks=False, arrivals=engines is not None
-    )
-    with open_source(traces, reading, block_tokens, sample) as source:
+    with open_source(traces, decoding.reading, block_tokens, sample) as source:
         survey, recorded = decoding.surveyed(source, RecordedTrace.of)
         note_bad_lines(source.trace.bad_lines)
         if not unchained_ids:
