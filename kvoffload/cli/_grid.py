@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvoffload.replay import Configuration, GroupChunks
+from kvoffload.replay import Configuration, DecodedTrace, GroupChunks
 from kvoffload.replay.arrivals import NoSessionsError
 from kvoffload.replay.offline import BELADY, INFINITE
 
@@ -16,7 +16,7 @@ from . import _options
 from ._decoding import Decoded, Decoding
 from ._hint_options import hint_options
 from ._model_options import CacheOptions, model_options, unique_chunks
-from ._options import Capacity, CommandFunction, bundled, check_sizes
+from ._options import Capacity, CommandFunction, bundled
 from ._output import in_outputs
 from ._sources import refuse_given
 from ._terminal import note
@@ -35,23 +35,20 @@ class Grid:
     loop: Mapping[str, Any] | None  # as from `loop_options`; None for a command without them
 
     def groups(self, read: Decoded) -> GroupChunks:
-        """Return the groups of the cache; refuse sizes in bytes if that of a block is not known."""
+        """Return the groups of the cache."""
         size = self.block_bytes or read.source.trace.block_bytes
-        groups = self.cache.groups(read.block_tokens.count, size)
-        given = {"--capacity": self.capacities, "--device-memory": [self.device_memory]}
-        check_sizes(groups.slot_bytes, given)
-        return groups
+        return self.cache.groups(read.block_tokens.count, size)
 
     def device(self, read: Decoded, groups: GroupChunks, share: int = 1) -> int:
         """Return the slots of each accelerator's own cache."""
         if self.device_memory is None:
             return 0
-        return slots_of(self.device_memory, "--device-memory", read, groups, share, least=0)
+        return slots_of(self.device_memory, "--device-memory", read.trace, groups, share, least=0)
 
     def hosts(self, read: Decoded, groups: GroupChunks, share: int = 1) -> list[tuple[str, int]]:
         """Return each capacity as it was given, and in slots."""
         every = self.capacities
-        return [(one.text, slots_of(one, "--capacity", read, groups, share)) for one in every]
+        return [(one.text, slots_of(one, "--capacity", read.trace, groups, share)) for one in every]
 
     def cells(
         self,
@@ -115,14 +112,14 @@ def in_grid(function: CommandFunction) -> CommandFunction:
 def slots_of(
     asked: Capacity,
     option: str,
-    read: Decoded,
+    trace: DecodedTrace,
     groups: GroupChunks,
     share: int = 1,
     *,
     least: int = 1,
 ) -> int:
     """Return a capacity in slots, those of one engine if it is shared by several."""
-    unique = unique_chunks(groups, read.trace.unique_blocks)
+    unique = unique_chunks(groups, trace.unique_blocks)
     size, unit = groups.slot_bytes, groups.slot_name
     return asked.resolve(size, unique, option, least * share, unit=unit) // share
 

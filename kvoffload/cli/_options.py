@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -75,10 +75,17 @@ class Capacity:
         least: int = 1,
         *,
         unit: str = "block",
+        needs: str = "--model or --block-bytes",
     ) -> int:
-        """Return the number of blocks, at least `least`; messages name `option` and `unit`."""
+        """Return the number of blocks, at least `least`; messages name `option` and `unit`.
+
+        `needs` names the options that give the bytes of a block, without which a size is refused.
+        """
         if self.size is not None:
-            blocks = self.size // (block_bytes or 1)
+            if not block_bytes:
+                text = f"{option} in bytes needs {needs}, got {self.text!r} without"
+                raise click.UsageError(text)
+            blocks = self.size // block_bytes
             means = f"{self.size:,} bytes / {block_bytes:,} bytes per {unit}"
         elif self.percent is not None:
             blocks = int(self.percent * (unique_blocks or 0) / 100)
@@ -112,23 +119,6 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
         "must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), "
         f"got {describe(text)}"
     )
-
-
-def check_sizes(
-    block_bytes: int | None,
-    given: Mapping[str, Iterable[Capacity | None]],
-    needs: str = "--model or --block-bytes",
-) -> None:
-    """Refuse sizes in bytes, `given` by option, if the size of a block is not known.
-
-    `needs` names the options that give it.
-    """
-    for option, capacities in given.items():
-        for capacity in capacities:
-            if capacity is not None and capacity.size is not None and not block_bytes:
-                raise click.UsageError(
-                    f"{option} in bytes needs {needs}, got {capacity.text!r} without"
-                )
 
 
 def read_size(text: str) -> int:

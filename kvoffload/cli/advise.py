@@ -40,10 +40,11 @@ from ._fleet_options import (
     read_router,
     shared_option,
 )
+from ._grid import slots_of
 from ._hint_options import hint_options, hints_object, hints_text
 from ._loop_options import read_rate
 from ._machines import Effort, check_dask, efforts
-from ._model_options import CacheOptions, model_options, unique_chunks
+from ._model_options import CacheOptions, model_options
 from ._options import (
     MAX_BLOCKS,
     Capacity,
@@ -283,7 +284,7 @@ def advise(
         setup = _setup(
             [_SOME if capacity is None else capacity for capacity in capacities],
             device_memory,
-            recorded.trace.unique_blocks,
+            recorded.trace,
             block_tokens=known.count,
             source=source,
             cache=cache,
@@ -292,7 +293,7 @@ def advise(
         )
         behind = None
         if disk is not None:
-            size_of_disk = _bytes_of(disk, "--disk", setup.chunks, recorded.trace.unique_blocks)
+            size_of_disk = _bytes_of(disk, "--disk", setup.chunks, recorded.trace)
             behind = Disk(size_of_disk, disk_policies or POLICIES)
         context: dict[str, Any] = {
             "trace": source.name,
@@ -451,7 +452,7 @@ def _tiers(
     found: list[FleetTier | None] = [None]
     for one in shared:
         if one.capacity is not None:
-            memory = _bytes_of(one.capacity, "--shared", setup.chunks, trace.unique_blocks)
+            memory = _bytes_of(one.capacity, "--shared", setup.chunks, trace)
             given = policies if one.policy is None else (one.policy,)
             found += [FleetTier("shared", memory, policy) for policy in given]
     if disk is not None:
@@ -520,18 +521,17 @@ def _token_bytes(cache: CacheOptions, source: Source, block_tokens: int) -> int:
 
 
 def _bytes_of(
-    asked: Capacity, option: str, groups: GroupChunks, unique_blocks: int, least: int = 1
+    asked: Capacity, option: str, groups: GroupChunks, trace: DecodedTrace, least: int = 1
 ) -> int:
     """Return a memory in bytes; refuse one that holds fewer than `least` blocks or slots."""
-    unique = unique_chunks(groups, unique_blocks)
-    blocks = asked.resolve(groups.slot_bytes, unique, option, least, unit=groups.slot_name)
+    blocks = slots_of(asked, option, trace, groups, least=least)
     return blocks * groups.slot_bytes if asked.size is None else asked.size
 
 
 def _setup(
     capacities: Iterable[Capacity],
     device_memory: Capacity | None,
-    unique_blocks: int,
+    trace: DecodedTrace,
     *,
     block_tokens: int,
     source: Source,
@@ -544,10 +544,10 @@ def _setup(
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
     groups = cache.groups(block_tokens, block_tokens * token_bytes)
-    memories = [_bytes_of(asked, "--capacity", groups, unique_blocks) for asked in capacities]
+    memories = [_bytes_of(asked, "--capacity", groups, trace) for asked in capacities]
     device = 0
     if device_memory is not None:
-        device = _bytes_of(device_memory, "--device-memory", groups, unique_blocks, least=0)
+        device = _bytes_of(device_memory, "--device-memory", groups, trace, least=0)
     setup = Setup(
         memory=memories[0],
         block_tokens=block_tokens,

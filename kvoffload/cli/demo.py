@@ -156,8 +156,7 @@ def _blocks(source: Source, asked: _options.Capacity, block_bytes: int | None) -
             )
         unique = source.survey("reading", None).unique_blocks
     block_bytes = block_bytes or source.trace.block_bytes
-    _options.check_sizes(block_bytes, {"--capacity": [asked]}, needs="--block-bytes")
-    return asked.resolve(block_bytes, unique)
+    return asked.resolve(block_bytes, unique, needs="--block-bytes")
 
 
 def _serve(manager: CPUOffloadingManager, hash_ids: Sequence[int]) -> None:

@@ -53,10 +53,10 @@ class Tiers:
             if one.capacity is None:
                 yield one.text, None
                 continue
-            blocks = slots_of(one.capacity, "--shared", read, groups)
+            blocks = slots_of(one.capacity, "--shared", read.trace, groups)
             yield f"shared {one.text}", Tier("shared", blocks, one.policy or self.tier_policy)
         for disk in self.disks:
-            blocks = slots_of(disk, "--disk", read, groups, share)
+            blocks = slots_of(disk, "--disk", read.trace, groups, share)
             yield f"own {disk.text}", Tier("private", blocks, self.tier_policy)
 
 
@@ -214,9 +214,7 @@ def fleet(
     trace = read.trace
     if read.block_tokens.count is None:
         raise click.UsageError("--block-tokens must be given: no block size fits all requests")
-    shared = [one.capacity for one in tiers.shared]
     groups = grid.groups(read)
-    _options.check_sizes(groups.slot_bytes, {"--disk": tiers.disks, "--shared": shared})
     if not groups.is_plain:
         raise click.UsageError("--model must have no windows or states for a fleet, got some")
     if price is not None and not groups.slot_bytes:
