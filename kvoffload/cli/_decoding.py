@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import click
+
 from kvoffload.replay import DecodedTrace, HintOptions
+from kvoffload.replay.hints import NothingToldError
 from kvoffload.traces import Survey
 
-from ._hint_options import told_by_trace
 from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
 from ._terminal import note_bad_lines, progress_bar
 
@@ -64,6 +66,9 @@ class Decoding:
         """Return the survey of a trace, and what a function decodes from it in the same pass."""
         survey = Survey.of((), unique=False, block_tokens=self.block_tokens)
         requests = survey.counting(source.requests)
-        with progress_bar("reading", self.reading.limit) as progress, told_by_trace():
-            watched = source.watched(progress)
-            return survey, decode(requests, watched, hints=self.hints, arrivals=self.arrivals)
+        try:
+            with progress_bar("reading", self.reading.limit) as progress:
+                watched = source.watched(progress)
+                return survey, decode(requests, watched, hints=self.hints, arrivals=self.arrivals)
+        except NothingToldError as error:
+            raise click.UsageError(f"--hints {str(error).removeprefix('told ')}") from None

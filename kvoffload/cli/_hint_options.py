@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
 
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import HintOptions
-from kvoffload.replay.hints import HINT_KINDS, NothingToldError, TraceHints
+from kvoffload.replay.hints import HINT_KINDS, TraceHints
 
 from ._options import bundled
 from ._sources import refuse_given
@@ -63,15 +61,6 @@ hint_options = bundled(
     ),
 )
 """The options of hints: ``hints``, None for none."""
-
-
-@contextlib.contextmanager
-def told_by_trace() -> Iterator[None]:
-    """Refuse, within it, hints that a trace cannot tell."""
-    try:
-        yield
-    except NothingToldError as error:
-        raise click.UsageError(f"--hints {str(error).removeprefix('told ')}") from None
 
 
 def hints_object(options: HintOptions | None, hints: TraceHints | None) -> dict[str, object] | None:

@@ -78,16 +78,6 @@ class Reading:
     delimiter: str | None = None
     drawn: str | None = field(default=None, repr=False)  # instead of a salt; None: draw one
 
-    def check(self) -> None:
-        """Refuse options that exclude each other."""
-        if self.tokenizer is not None:
-            refuse_given("must go without --tokenizer, got both", "bytes_per_token")
-        if self.format is not None and self.fields is not None and self.format not in TABLES:
-            raise click.UsageError(
-                f"--fields must go without --format, or with {' or '.join(TABLES)}, got it with "
-                f"--format {self.format}"
-            )
-
     def check_prompts(self, trace: MergedTrace) -> None:
         """Refuse options of prompts that have no effect on a trace that has been begun."""
         if not trace.has_prompts:
@@ -115,8 +105,12 @@ class Reading:
         sessions: SessionOptions | None = None,
         prompts: PromptOptions | None = None,
     ) -> MergedTrace:
-        """Return the trace made of files, without the limit."""
-        self.check()
+        """Return the trace made of files, without the limit; refuse options that exclude others."""
+        if self.tokenizer is not None:
+            refuse_given("must go without --tokenizer, got both", "bytes_per_token")
+        if self.format is not None and self.format not in TABLES:
+            rule = f"must go without --format, or with {' or '.join(TABLES)}"
+            refuse_given(f"{rule}, got it with --format {self.format}", "fields")
         return MergedTrace(
             files,
             format=self.format,
