@@ -17,7 +17,7 @@ from kvoffload.traces.writer import write_requests
 
 from ._options import MAX_BLOCK_TOKENS, examples, reading_options, traces_argument
 from ._output import check_output_option, packed_option, write_output
-from ._sources import Reading, Source, given_option, named_files, note_order
+from ._sources import Reading, Source, given_option, named_files, note_order, refuse_given
 from ._terminal import note, note_bad_lines
 
 MOST_SECONDS = 10**9
@@ -97,6 +97,8 @@ def convert(
     time, and logs are sorted by it. Rows that list only what is new in their session are put
     together.
     """
+    if starts is None:
+        refuse_given("must go with --starts, got it without", "seed")
     check_output_option(traces, output, to)
     sessions = SessionOptions(
         starts_s=starts or 0.0,
