@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1"
 LABELS = {"model_name": "demo", "engine": "0"}
 """Labels of every series, as vLLM has them: rules and dashboard add up by them."""
-GENERATED_CAPACITY = _options.Capacity("2000", blocks=2000)
+GENERATED_CAPACITY = "2000"
 TRACE_CAPACITY = "5%"
 ENDLESS = 2**62
 """Requests of the generated workload, which Ctrl-C ends."""
@@ -82,7 +82,7 @@ rules for Prometheus, and a dashboard that Grafana imports{variable}:
     "--capacity",
     **_options.of_text("SIZE", _options.read_capacity),
     help="Memory of the manager: blocks (4096), a share of the unique blocks (5%), or a size "
-    f"(64GiB, with --block-bytes).  [default: {GENERATED_CAPACITY.text}; {TRACE_CAPACITY} of a "
+    f"(64GiB, with --block-bytes).  [default: {GENERATED_CAPACITY}; {TRACE_CAPACITY} of a "
     "TRACE]",
 )
 @_options.block_bytes_option
@@ -121,9 +121,8 @@ def demo(
     from kvoffload.watch import Watch
 
     with open_or_generate(traces, ENDLESS, seed, reading) as source:
-        asked = capacity or (
-            _options.read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY
-        )
+        given = TRACE_CAPACITY if traces else GENERATED_CAPACITY
+        asked = capacity or _options.read_capacity(given)
         blocks = _blocks(source, asked, block_bytes)
         # Up to 16,384 blocks of memory, everything is sampled that the shadows have room for.
         watch = Watch(max_rate=1.0)
@@ -163,9 +162,8 @@ def _serve(manager: CPUOffloadingManager, hash_ids: Sequence[int]) -> None:
     """Serve a request as an engine does."""
     request = manager.begin([*map(key_of, hash_ids)])
     hits = request.lookup()
-    if hits:
-        request.prepare_load(0, hits)
-        request.complete_load(0, hits)
+    request.prepare_load(0, hits)
+    request.complete_load(0, hits)
     request.prepare_store()
     request.finish()
     request.complete_store()
