@@ -29,45 +29,15 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Survey
 from kvoffload.traces.breaks import PrefixBreaks
 
+from . import _fleet_options, _options
 from ._advice_result import as_object, print_answer
 from ._breaks import Broken, show_text_option
 from ._decoding import Decoding
-from ._fleet_options import (
-    Shared,
-    note_limits,
-    price_option,
-    read_engines,
-    read_router,
-    shared_option,
-)
 from ._grid import slots_of
 from ._hint_options import hint_options, hints_object, hints_text
 from ._loop_options import read_rate
 from ._machines import Effort, check_dask, efforts
 from ._model_options import CacheOptions, model_options
-from ._options import (
-    MAX_BLOCKS,
-    Capacity,
-    block_tokens_option,
-    bundled,
-    dask_option,
-    device_memory_option,
-    examples,
-    jobs_option,
-    json_option,
-    manager_of,
-    of_list,
-    of_text,
-    policy_option,
-    read_bandwidth,
-    read_capacity,
-    read_policy,
-    read_size,
-    reading_options,
-    step_tokens_option,
-    traces_argument,
-    typed_command,
-)
 from ._output import check_outputs, note_fonts, write_files
 from ._sources import (
     BlockTokens,
@@ -92,13 +62,13 @@ AUTO = "auto"
 MORE = 4
 """Multiple of the memory to try if the knee of one cache is too little for several."""
 
-_SOME = Capacity("2", blocks=2)
+_SOME = _options.Capacity("2", blocks=2)
 """Stands in for the memory that is to be found."""
 
 
-def _read_capacity(text: str) -> Capacity | None:
+def _read_capacity(text: str) -> _options.Capacity | None:
     """Read a capacity; None for the knee."""
-    return None if text == AUTO else read_capacity(text)
+    return None if text == AUTO else _options.read_capacity(text)
 
 
 def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
@@ -106,82 +76,82 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload advise trace.jsonl --capacity 64GiB --model Qwen/Qwen3-8B",
         "kvoffload advise logs/ --capacity 1TiB --model path/config.json",
         "kvoffload advise trace.jsonl --capacity 5% --model glm-4.5 --disk 4TB",
         "kvoffload advise log.jsonl --model glm-4.5 --engines 8",
     )
 )
-@traces_argument
+@_options.traces_argument
 @click.option(
     "--capacity",
     "capacities",
-    **of_list("SIZE|auto", _read_capacity, AUTO),
+    **_options.of_list("SIZE|auto", _read_capacity, AUTO),
     help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
     "(5%). Half, twice and four times as much are compared, too. Of several sizes, "
     "comma-separated or repeated, the advice is on the first, and the others are compared. auto "
     "is the knee of the hits over memory. With --engines, the memory of each engine.",
 )
-@policy_option(",".join(POLICIES))
+@_options.policy_option(",".join(POLICIES))
 @model_options
 @click.option(
     "--kv-bytes-per-token",
-    **of_text("BYTES", read_size),
+    **_options.of_text("BYTES", _options.read_size),
     help="Bytes of KV cache per token, for any other model; LMCache's log states it.",
 )
-@block_tokens_option
-@step_tokens_option(STEP_TOKENS, "")
-@device_memory_option
+@_options.block_tokens_option
+@_options.step_tokens_option(STEP_TOKENS, "")
+@_options.device_memory_option
 @click.option(
     "--accelerator",
-    **of_text("NAME", accelerator_of),
+    **_options.of_text("NAME", accelerator_of),
     help="Accelerator that runs the model; it sets the size of its own cache and the times: "
     f"{', '.join(accelerator_names())}.  [default: {DEFAULT_ACCELERATOR}, with --model]",
 )
 @click.option(
     "--prefill-tokens-per-second",
-    **of_text("RATE", read_rate),
+    **_options.of_text("RATE", read_rate),
     help="Measured prefill of all workers; estimated from --model and --accelerator if not given.",
 )
 @click.option(
     "--link-bandwidth",
-    **of_text("SIZE", read_bandwidth),
+    **_options.of_text("SIZE", _options.read_bandwidth),
     help="Measured bytes per second between accelerators and host memory, one way, all links "
     "together (50GB); estimated from --accelerator if not given.",
 )
 @click.option(
     "--disk",
-    **of_text("SIZE", read_capacity),
+    **_options.of_text("SIZE", _options.read_capacity),
     help="Disk behind host memory: a size (2TB), blocks, or a share of the unique blocks; its hits "
     "and writes are reported, too.",
 )
 @click.option(
     "--disk-policy",
     "disk_policies",
-    **of_list("POLICY", read_policy),
+    **_options.of_list("POLICY", _options.read_policy),
     help="Policies of the disk to compare, comma-separated or repeated.  "
     "[default: lru,hit-density; with --engines lru]",
 )
 @click.option(
     "--engines",
-    **of_text("N", read_engines),
+    **_options.of_text("N", _fleet_options.read_engines),
     help=f"Advise on this many engines behind a router, 1 to {MOST_ENGINES}: which router, "
     "policy, memory and tier are enough, or that none offloads.",
 )
 @click.option(
     "--router",
     "routers",
-    **of_list("ROUTER", read_router),
+    **_options.of_list("ROUTER", _fleet_options.read_router),
     help="With --engines, the routers that can be deployed, as in kvoffload fleet.  [default: "
     "those that stacks provide]",
 )
-@shared_option
-@price_option
+@_fleet_options.shared_option
+@_fleet_options.price_option
 @click.option(
     "--compare",
     "earlier",
-    **of_text("FILE.json", _read_earlier),
+    **_options.of_text("FILE.json", _read_earlier),
     help="Report what changed since an earlier advice, as --json printed it.",
 )
 @click.option("--report", metavar="FILE", help="Write the advice as one self-contained HTML page.")
@@ -193,26 +163,26 @@ def _read_earlier(path: str) -> tuple[str, dict[str, Any]]:
 )
 @hint_options
 @show_text_option
-@jobs_option
-@dask_option
-@reading_options
-@json_option
-@bundled("decoding", Decoding)
+@_options.jobs_option
+@_options.dask_option
+@_options.reading_options
+@_options.json_option
+@_options.bundled("decoding", Decoding)
 def advise(
     decoding: Decoding,
     *,
-    capacities: tuple[Capacity | None, ...],
+    capacities: tuple[_options.Capacity | None, ...],
     policies: tuple[str, ...],
     cache: CacheOptions,
-    device_memory: Capacity | None,
+    device_memory: _options.Capacity | None,
     accelerator: Accelerator | None,
     prefill_tokens_per_second: int | None,
     link_bandwidth: int | None,
-    disk: Capacity | None,
+    disk: _options.Capacity | None,
     disk_policies: tuple[str, ...],
     engines: int | None,
     routers: tuple[str, ...],
-    shared: tuple[Shared, ...],
+    shared: tuple[_fleet_options.Shared, ...],
     price: Prices | None,
     earlier: tuple[str, dict[str, Any]] | None,
     report: str | None,
@@ -299,7 +269,7 @@ def advise(
             "trace": source.name,
             "model": model,
             "dtype": cache.dtype,
-            "command": typed_command(),
+            "command": _options.typed_command(),
             "block_tokens_from": known.origin or "lengths",
             "assumed_text": source.assumed_text,
             "breaks_text": broken.text,
@@ -338,7 +308,9 @@ def advise(
             raise faults[0]
 
 
-def _check(cache: CacheOptions, capacities: tuple[Capacity | None, ...], *, is_fleet: bool) -> None:
+def _check(
+    cache: CacheOptions, capacities: tuple[_options.Capacity | None, ...], *, is_fleet: bool
+) -> None:
     """Refuse options that contradict each other."""
     if None in capacities and len(capacities) > 1:
         raise click.UsageError(
@@ -411,8 +383,8 @@ def _fleet_advice(
         fleet: bytes_text(case.memory) for case, fleet in reversed(fleets.items()) if case.offloads
     }
     for policy in question.policies:
-        manager_of(policy, min(fleet.host for fleet in memories), "block")
-    note_limits(trace, memories, is_given=not grows)
+        _options.manager_of(policy, min(fleet.host for fleet in memories), "block")
+    _fleet_options.note_limits(trace, memories, is_given=not grows)
     (advice,) = _advised(recorded, [question], effort, "fleets")
     while grows and advice.may_need_more:
         question = replace(question, memory=MORE * question.memory)
@@ -441,7 +413,7 @@ def _advised(
 
 
 def _tiers(
-    shared: Iterable[Shared],
+    shared: Iterable[_fleet_options.Shared],
     disk: Disk | None,
     tier_policies: tuple[str, ...],
     setup: Setup,
@@ -521,7 +493,7 @@ def _token_bytes(cache: CacheOptions, source: Source, block_tokens: int) -> int:
 
 
 def _bytes_of(
-    asked: Capacity, option: str, groups: GroupChunks, trace: DecodedTrace, least: int = 1
+    asked: _options.Capacity, option: str, groups: GroupChunks, trace: DecodedTrace, least: int = 1
 ) -> int:
     """Return a memory in bytes; refuse one that holds fewer than `least` blocks or slots."""
     blocks = slots_of(asked, option, trace, groups, least=least)
@@ -529,8 +501,8 @@ def _bytes_of(
 
 
 def _setup(
-    capacities: Iterable[Capacity],
-    device_memory: Capacity | None,
+    capacities: Iterable[_options.Capacity],
+    device_memory: _options.Capacity | None,
     trace: DecodedTrace,
     *,
     block_tokens: int,
@@ -560,9 +532,9 @@ def _setup(
         step_tokens=cache.step_tokens,
     )
     least, most = min(setup.memories()), max(setup.memories())
-    if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:
+    if setup.capacity(least) < 1 or setup.capacity(most) > _options.MAX_BLOCKS:
         raise click.UsageError(
-            f"--capacity must be 2 ... {MAX_BLOCKS // 4} {setup.kept_in} of "
+            f"--capacity must be 2 ... {_options.MAX_BLOCKS // 4} {setup.kept_in} of "
             f"{setup.block_bytes:,} bytes, got {setup.memory:,} bytes"
         )
     return setup

@@ -12,31 +12,25 @@ from kvoffload.replay import Selection
 from kvoffload.traces import write_prompts
 from kvoffload.traces.outputs import open_output
 
-from ._options import (
-    block_tokens_option,
-    examples,
-    full_blocks_option,
-    reading_options,
-    traces_argument,
-)
+from . import _options
 from ._output import check_output_option, output_option, write_output
 from ._sources import BlockTokens, Reading, note_order, open_source
 from ._terminal import note, note_bad_lines
 
 
 @click.command(
-    epilog=examples(
+    epilog=_options.examples(
         "kvoffload workload trace.jsonl --limit 500 --output prompts.jsonl",
         "vllm bench serve --dataset-name custom --dataset-path prompts.jsonl \\",
         "    --num-prompts 500 --custom-output-len -1 --disable-shuffle \\",
         "    --skip-chat-template --no-oversample --backend vllm --model MODEL",
     )
 )
-@traces_argument
+@_options.traces_argument
 @output_option("")
-@block_tokens_option
-@full_blocks_option
-@reading_options
+@_options.block_tokens_option
+@_options.full_blocks_option
+@_options.reading_options
 def workload(
     traces: tuple[str, ...],
     *,
