@@ -311,8 +311,7 @@ def docs(session: nox.Session) -> None:
     venv = fresh_venv("docs-venv")
     text = Path(".readthedocs.yaml").read_text(encoding="utf-8")
     (line,) = re.findall(r"^    install:.*\n +- (.*)$", text, re.MULTILINE)
-    path = bare()["env"]["PATH"]
-    session.run(*BASH, line, **bare(PATH=f"{venv}/bin:{path}"))
+    session.run(*BASH, line, **bare(PATH=f"{venv}/bin:{bare()['env']['PATH']}"))
     session.chdir("docs")  # so that the installed package is documented
     for form in ("html", "singlehtml"):  # `formats: [htmlzip]` packs the second one
         sphinx = [str(venv / "bin" / "python"), "-m", "sphinx", "-W", "--keep-going", "-n", "-q"]
@@ -385,8 +384,8 @@ def instructions(session: nox.Session) -> None:
     asked = f"{os.environ.get('KVO_BASE', 'HEAD~1')}^{{commit}}"
     base = output(session, "git", "rev-parse", "--verify", asked).strip()
     sources = ["setup.py", "kvoffload/*.pyx", "kvoffload/*.pxd", "kvoffload/*.h"]
-    sources += ["kvoffload/policies/_learned.py"]  # compiled with its .pxd, as these are
-    sources += ["kvoffload/replay/_belady.py", "kvoffload/replay/_index.py"]
+    compiled = (path.with_suffix(".py") for path in ROOT.glob("kvoffload/**/*.pxd"))
+    sources += [str(path) for path in compiled if path.exists()]
     if not subprocess.check_output(["git", "diff", "--name-only", base, "HEAD", "--", *sources]):
         return report("compiled sources as in", base[:7])
     tree = fresh_clone("base")
@@ -576,12 +575,11 @@ def vllm(session: nox.Session) -> None:
         python = engine_python(session, ".ci/vllm-env", version)
         if version not in VLLM:
             session.run(python, ".ci/interface.py", "vllm")
-        chosen = ["tests/vllm"] if nightly or version not in VLLM[1:] else older
-        chosen = ["-m", "" if nightly else "not nightly", *chosen]
-        chosen = ["--continue-on-collection-errors", *chosen]
+        chosen = ["--continue-on-collection-errors", "-m", "" if nightly else "not nightly"]
+        chosen += ["tests/vllm"] if nightly or version not in VLLM[1:] else older
         seeded = [("3", chosen), ("1", ["tests/vllm/test_scheduler.py"])]
         if not nightly and not session.posargs:  # each seed with one release at least
-            seeded = [("3" if version == releases[0] else "1", chosen)]
+            seeded = [seeded[0]] if version == releases[0] else [("1", chosen)]
         for hash_seed, tests in seeded:
             command = [python, "-m", "pytest", "-q", *tests]
             name = f"vllm-{version}-hash-{hash_seed}"

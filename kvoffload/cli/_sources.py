@@ -50,8 +50,8 @@ def given_option(*parameters: str) -> str | None:
     if context is None:  # on another machine
         return None
     source, given = context.get_parameter_source, ParameterSource.COMMANDLINE
-    options = (one for one in context.command.params if one.name in parameters)
-    return next((one.opts[-1] for one in options if source(one.name or "") is given), None)
+    options = {option.name: option.opts[-1] for option in context.command.params}
+    return next((options[name] for name in parameters if source(name) is given), None)
 
 
 def refuse_given(rule: str, *parameters: str) -> None:

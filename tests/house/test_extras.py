@@ -43,7 +43,7 @@ CASES = [
     ("kvoffload policies", "the command", "rich", "cli"),
     ("kvoffload policies", "the command", "msgspec", "cli"),
     ("kvoffload sweep trace.jsonl --plot x.svg", "--plot", "matplotlib", "plot"),
-    ("kvoffload sweep trace.jsonl --capacity 1 --dask x", "--dask", "distributed", "dask"),
+    ("kvoffload sweep trace.jsonl --capacity 1 --dask x:1", "--dask", "distributed", "dask"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "matplotlib", "report"),
     (TOKENIZE, "--tokenizer", "jinja2", "tokenizer"),
