@@ -383,11 +383,11 @@ def test_a_header_that_fails_with_a_table_that_stays_is_named(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["ftruncate", "pwritev", "fsync"])
+@pytest.mark.parametrize("step", ["pwritev", "ftruncate", "fsync"])
 def test_killed_at_every_step(tmp_path: Path, step: str, when: str) -> None:
     """Before the first step nothing has happened; from then on nothing comes back."""
     universe = Universe(NUM_SLOTS)
-    expected = list(range(8)) if (step, when) == ("ftruncate", "before") else []
+    expected = list(range(8)) if (step, when) == ("pwritev", "before") else []
 
     def work() -> None:
         tier, _ = filled(tmp_path, universe)

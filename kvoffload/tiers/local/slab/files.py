@@ -355,12 +355,12 @@ class SlabFiles:
         """
         header = self.header
         try:
+            _write(self.table_fd, header.pack(), 0)
             # An earlier generation's seals would be valid again if it returned, of discarded blocks
             # too.
             os.ftruncate(self.table_fd, HEADER_BYTES)
             with contextlib.suppress(OSError):  # the table grows with its seals
                 _allocate(self.table_fd, header.table_bytes)
-            _write(self.table_fd, header.pack(), 0)
             os.fsync(self.table_fd)
         except OSError:
             try:
