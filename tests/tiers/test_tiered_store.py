@@ -442,7 +442,7 @@ class TestFetch:
         first, second = faulty(), memory()
         engine = self.prepared(first, second)
         first.hang()
-        fetch = engine.store.fetch(KEYS[:8], 4.0)
+        fetch = engine.store.fetch(KEYS[:8], 2.0)
         ended = engine.wait(fetch)
         assert ended.num_blocks == 8
         engine.verify(KEYS[:8], ended)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload import CPUOffloadingManager
 from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
 
@@ -31,7 +32,7 @@ def test_at_rate_1_the_curve_is_that_of_lru_to_the_last_hit(twin, capacity, ever
     for size, times in enumerate(memory):
         if int(capacity * times) < 20:
             continue  # a request is longer than that: LRU refuses it, the shadow does not
-        other = twin.CPUOffloadingManager(16, int(capacity * times))
+        other = CPUOffloadingManager(16, int(capacity * times))
         assert sum(judged[: size + 1]) == hits_of(other, asked, every=every), times
     assert core.counts()["resets"] == (len(asked) - 1) // every
     check_invariants(manager)
@@ -46,7 +47,7 @@ def test_miniatures_are_reset_with_what_is_under_way_in_them(twin, policy, under
     hits_of(manager, asked, under_way)
     manager.watch.report()
     (mini,) = (mini for mini in manager.watch._shadows.minis if mini.policy == policy)
-    other = twin.CPUOffloadingManager(16, 100, policy)
+    other = CPUOffloadingManager(16, 100, policy)
     hits = hits_of(other, asked, under_way)
     (miniature, *_) = mini.quarters
     assert miniature.asked == sum(map(len, asked))
@@ -79,11 +80,11 @@ def test_points_without_marks_cover_what_caches_that_were_reset_hit(twin, policy
         if (point.policy, point.memory) == (policy, 1) or set(point.marks) - {"filling"}:
             continue  # the first is counted
         given += 1
-        other = twin.CPUOffloadingManager(16, int(300 * point.memory), point.policy)
+        other = CPUOffloadingManager(16, int(300 * point.memory), point.policy)
         truth = hits_of(other, asked, under_way) / blocks
         # Of 20 intervals of 95 % one may miss, and an exact curve has narrow ones.
         assert abs(point.hit_ratio - truth) <= 2 * point.error + 0.001, point
-        plain = twin.CPUOffloadingManager(16, int(300 * point.memory), point.policy)
+        plain = CPUOffloadingManager(16, int(300 * point.memory), point.policy)
         never_reset = sum(serve(plain, hashes) for hashes in asked) / blocks
         if point.memory >= 1:
             assert abs(never_reset - truth) > point.error

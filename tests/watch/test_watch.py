@@ -407,7 +407,7 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
     judged = manager.watch._core.counts()["judged"][0]
     asked = sum(judged)
     for size, memory in enumerate((0.5, 1, 2)):
-        other = twin.CPUOffloadingManager(16, int(200 * memory))
+        other = CPUOffloadingManager(16, int(200 * memory))
         hits = sum(serve_and_generate(other, *pair[::-1]) for pair in enumerate(documents))
         assert sum(judged[: size + 1]) / asked == pytest.approx(
             hits / asked, abs=0.005 if extends else 0.03
@@ -417,7 +417,7 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
     (arc,) = (mini.quarters[0] for mini in manager.watch._shadows.minis if mini.policy == "arc")
     assert arc.asked == asked < arc.stored
     if extends:
-        other = twin.CPUOffloadingManager(16, 200, "arc")
+        other = CPUOffloadingManager(16, 200, "arc")
         hits = sum(serve_and_generate(other, *pair[::-1]) for pair in enumerate(documents))
         assert arc.hits / asked == pytest.approx(hits / asked, abs=0.005)
 
