@@ -261,7 +261,7 @@ def test_clear_forgets_the_rule(twin: ModuleType) -> None:
 
 def test_it_finds_back_when_the_traffic_changes(twin: ModuleType) -> None:
     manager, _ = following_lru(twin)
-    requests = WORKLOADS["scans"](5, 1500)
+    requests = WORKLOADS["scans"](5, 700)
     serve(manager, [[number + 10**8 for number in request] for request in requests])
     assert manager.policy.rule == "hit-density"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload import Hints
+from kvoffload import CPUOffloadingManager, Hints
 from kvoffload._sampling import secrets_from
 from kvoffload.managers._watching import RELEASED
 from kvoffload.policies._learned import FADE, Gain
@@ -341,7 +341,7 @@ def test_a_miniature_of_every_block_hears_what_a_manager_hears(
     assert minis.keys() >= {(policy, 0.5), (policy, 1), ("lru", 0.5), ("hit-density", 1)}
     for (name, memory), mini in minis.items():
         with secrets_from(SECRET):
-            other = serve_all(twin.CPUOffloadingManager(16, int(120 * memory), name))
+            other = serve_all(CPUOffloadingManager(16, int(120 * memory), name))
         # Another one does not know the same blocks, and so may find others to be shared.
         is_equal = tells == "returns" or (name, memory) == (policy, 1)
         expected = pytest.approx(other.stats()["hit_blocks"], rel=0 if is_equal else 0.06)
