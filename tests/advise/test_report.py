@@ -75,7 +75,7 @@ def test_it_names_nothing_outside_itself(make):
     assert "@import" not in text
 
 
-@pytest.mark.parametrize("make", [page, fleet_page])
+@pytest.mark.parametrize("make", [page, pytest.param(fleet_page, marks=pytest.mark.thorough)])
 def test_its_policy_admits_its_own_script_and_style_and_nothing_else(make):
     found = Tags(make())
     (policy,) = (a["content"] for t, a in found.tags if a.get("http-equiv"))
@@ -127,6 +127,7 @@ def test_the_chart_names_every_policy_and_memory_in_each_size_and_scheme(request
     assert [len(some) for some in found.values()].count(3) == 2  # details are drawn in one size
 
 
+@pytest.mark.thorough
 def test_a_fleet_has_a_chart_with_a_line_per_router(monkeypatch):
     advice = fleet_subject().advice
     found = pictures(fleet_page())
@@ -180,6 +181,7 @@ def test_without_a_recommendation_there_is_no_configuration():
     assert 'href="#table"' in short
 
 
+@pytest.mark.thorough
 def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
     subject, text = fleet_subject(), fleet_page().replace("\u00a0", " ")
     advice = subject.advice
@@ -196,6 +198,7 @@ def test_a_fleet_has_a_heat_map_for_each_policy_and_tier():
     assert "cpu_bytes_to_use" in text
 
 
+@pytest.mark.thorough
 def test_a_fleet_without_a_recommendation_has_no_configuration():
     subject = fleet_subject()
     advice = replace(subject.advice, objections=["no reuse"], unbounded=0.0)

@@ -110,6 +110,7 @@ def under_attack(twin: ModuleType, guessed: bytes | None, secret: bytes) -> floa
     return sum(manager.policy.trial_hits.values())
 
 
+@pytest.mark.thorough
 def test_keys_that_a_client_chooses_do_not_steer_it(twins: Twins) -> None:
     guessed = bytes(range(SECRET_BYTES))
     chosen, others = (under_attack(twins[1], each, guessed) for each in (guessed, None))

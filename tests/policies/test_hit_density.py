@@ -182,6 +182,7 @@ def test_a_hint_at_the_finish_labels_the_blocks_and_their_age_goes_on(twin: Modu
     assert ring_of(manager.policy, A) == ring_of(manager.policy, B) == 3  # 7 requests, not 1
 
 
+@pytest.mark.thorough
 def test_hints_that_are_right_bring_hits_and_others_take_few(twin: ModuleType) -> None:
     rows = announced(1, 900)
     draw = random.Random(2)
