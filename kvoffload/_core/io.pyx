@@ -99,7 +99,7 @@ cdef int fill_region(kvo_region* target, object region) except -1:
 
 
 cdef class Store:
-    """Where the threads of a pool keep blocks; see the subclasses."""
+    """A place in which the threads of a pool keep blocks; see the subclasses."""
 
     cdef kvo_store store
     cdef object target  # of calls
