@@ -348,7 +348,7 @@ cdef class Miniature:
                 self.first, self.stop = <Py_ssize_t>before[row], size
                 self.num_left = 0
                 if told is not None:
-                    _, at_begin, at_finish, *_ = told[row]
+                    _, at_begin, at_finish = told[row]
                     hint = self.policy.hint_of(at_begin, &begins)
                     last = self.policy.hint_of(at_finish or at_begin, &finishes, True)
                     if last != NULL and last.ends and not self.policy.ensure_release(size):
@@ -362,7 +362,7 @@ cdef class Miniature:
                     node_ids[self.numbers[index]] = self.batch.node_ids[index]
         finally:
             self.numbers = NULL
-        return counts[1:] - counts[:-1]
+        return counts[1:] - counts[:num_rows]
 
     cdef void note_counts(self, int64_t* count) noexcept:
         count[0] = <int64_t>self.hits

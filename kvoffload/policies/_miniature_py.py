@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ from ._sessions import Sessions
 from ._twin_py import PythonPolicy, require
 
 Blocks = npt.NDArray[np.uint32]
-Told = tuple[float | None, Hints | None, Hints | None, Any]
+Told = tuple[float | None, Hints | None, Hints | None]
 
 
 class Miniature:
@@ -197,7 +196,7 @@ class Miniature:
     def _serve_told(
         self, batch: list[BlockHash], first: int, told: Told, position: float, before: float
     ) -> None:
-        _, hints, at_finish, *_ = told
+        _, hints, at_finish = told
         last = at_finish or hints
         self.end_stores(before)
         self._begin(batch, hints)
