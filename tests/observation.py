@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import astuple
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,17 @@ PARTS = ("policy", "backend")
 PLAIN = (bytes, int, float, str, type(None))
 
 
+@cache
+def members_of(kind: type) -> frozenset[str]:
+    """Return the names of the public attributes that a class has for its objects, no methods."""
+    public = (name for name in dir(kind) if not name.startswith("_"))
+    return frozenset(name for name in public if not callable(getattr(kind, name, None)))
+
+
 def attributes(thing: Any) -> list[str]:
     """Return the names of the public attributes of `thing` that are not methods."""
-    found = []
-    for name in dir(thing):
-        if name.startswith("_"):
-            continue
-        member = getattr(type(thing), name, None)
-        if not callable(member):
-            found.append(name)
-    return found
+    own = (name for name in getattr(thing, "__dict__", ()) if not name.startswith("_"))
+    return sorted(members_of(type(thing)).union(own))
 
 
 def as_value(value: Any) -> Any:
