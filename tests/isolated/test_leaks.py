@@ -57,9 +57,11 @@ ask.restype = Lent
 
 def memory():
     gc.collect()
-    lent = ask()
-    with open("/proc/self/statm") as statm:
-        mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") - lent.arena
+    arena = None
+    while arena != (lent := ask()).arena:  # it may grow while the file is read
+        arena = lent.arena
+        with open("/proc/self/statm") as statm:
+            mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") - arena
     return lent.used + lent.mapped, mapped
 """
 
