@@ -20,8 +20,6 @@ from prometheus_client.core import (  # noqa: E402
 )
 from prometheus_client.registry import Collector  # noqa: E402
 
-__all__ = ["Family", "TableCollector"]
-
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 _FAMILIES: dict[str, Any] = {

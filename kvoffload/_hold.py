@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Hold"]
-
 Key = TypeVar("Key", bound=bytes)
 
 

@@ -16,8 +16,6 @@ from typing import Literal
 
 from kvoffload.errors import MissingExtraError
 
-__all__ = ["IMPLEMENTATION", "VARIABLE", "import_compiled", "require_compiled"]
-
 VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 
 

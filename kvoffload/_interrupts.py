@@ -12,8 +12,6 @@ import _signal  # type: ignore[import-not-found] # without the enumerations of s
 import os
 import sys
 
-__all__ = ["INTERRUPTED", "raise_again"]
-
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells: 128 and the number of SIGINT."""
 

@@ -5,18 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "AGE_BOUNDS",
-    "SECONDS_BOUNDS",
-    "TIER_METRICS",
-    "TIER_PREFIX",
-    "WATCH_METRICS",
-    "WATCH_PREFIX",
-    "Histogram",
-    "Metric",
-    "Sample",
-]
-
 TIER_PREFIX = "kvoffload:tier_"
 """Prefix of the names of tiers' metrics, which have the additional label ``tier``."""
 

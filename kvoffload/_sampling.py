@@ -16,17 +16,6 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "REPEATABLE",
-    "SECRET_BYTES",
-    "hash_ids",
-    "hash_key",
-    "new_secret",
-    "sample_of",
-    "secrets_from",
-    "words_of",
-]
-
 SECRET_BYTES = 64
 
 REPEATABLE = blake2b(b"kvoffload samples", digest_size=SECRET_BYTES).digest()

@@ -8,8 +8,6 @@ from fractions import Fraction
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
-__all__ = ["check_size", "parse_size", "read_size"]
-
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power

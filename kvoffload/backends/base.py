@@ -10,8 +10,6 @@ from kvoffload._checks import check_block_size, check_instance
 from kvoffload.errors import not_initialised
 from kvoffload.types import BlockStatus, Spec_co
 
-__all__ = ["Backend"]
-
 
 class Backend(ABC, Generic[Spec_co]):
     """The owner of an offload medium, which allocates and frees its slots.

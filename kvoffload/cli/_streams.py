@@ -18,8 +18,6 @@ from kvoffload._output_file import OutputFile
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["check_standard_output", "standard_input_waits", "standard_output", "standard_streams"]
-
 STDOUT = "<stdout>"
 """Name of standard output in messages."""
 

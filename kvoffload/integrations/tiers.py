@@ -9,8 +9,6 @@ from typing import Any
 from kvoffload.errors import describe
 from kvoffload.tiers import Tier, TierError
 
-__all__ = ["CLOSE_S", "TEXTS", "check_options", "check_text", "close", "opening"]
-
 TEXTS = ("url", "weights_id", "revision", "salt", "generation", "generation_file")
 """Options that are text, or None as without the option."""
 

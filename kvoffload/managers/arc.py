@@ -11,8 +11,6 @@ from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
 from ._manager import BackendManager
 
-__all__ = ["ARCOffloadingManager"]
-
 
 class ARCOffloadingManager(BackendManager[Spec_co]):
     """A manager over a pluggable backend, with vLLM's variant of adaptive replacement.

@@ -16,8 +16,6 @@ from kvoffload.types import BlockHash, Hints, OffloadingEvent, PrepareStoreOutpu
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OffloadingManager", "Request"]
-
 #: Half-open range of positions in a request.
 Part = tuple[int, int]
 

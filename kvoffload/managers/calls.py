@@ -13,8 +13,6 @@ from kvoffload.types import BlockHash, Hints
 
 from .base import Request
 
-__all__ = ["begin", "end", "finish", "note_loaded", "note_own", "touch_stored", "unshared"]
-
 
 def begin(manager: Any, hashes: list[BlockHash], hints: Hints | None) -> None:
     """Use the blocks of a request for the first time."""

@@ -16,8 +16,6 @@ from kvoffload.types import CPULoadStoreSpec
 from ._manager import Manager
 from ._watching import Watching, watch_request
 
-__all__ = ["CPUOffloadingManager"]
-
 
 class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
     """A manager over a built-in pool of host memory, with a policy of choice.

@@ -9,8 +9,6 @@ from kvoffload.types import BlockHash, Hints, OffloadingEvent, PrepareStoreOutpu
 
 from .base import OffloadingManager
 
-__all__ = ["ForwardingManager"]
-
 
 class ForwardingManager(OffloadingManager[Spec_co]):
     """A manager that wraps another; a subclass adds to some of the calls.

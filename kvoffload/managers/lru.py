@@ -11,8 +11,6 @@ from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
 from ._manager import BackendManager
 
-__all__ = ["LRUOffloadingManager"]
-
 
 class LRUOffloadingManager(BackendManager[Spec_co]):
     """A manager over a pluggable backend that evicts the least recently used blocks first.

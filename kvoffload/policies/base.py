@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockStatus, Hints
 
-__all__ = ["CachePolicy", "Room"]
-
 #: Result of ``make_room``: the number of hashes to store, and the victims evicted for them.
 Room = tuple[int, Sequence[tuple[bytes, BlockStatus]]]
 

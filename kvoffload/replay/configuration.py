@@ -19,8 +19,6 @@ from .policies import read_policy
 from .requests import DecodedTrace
 from .routers import RouterSpec, parse_router
 
-__all__ = ["DECODE_NS", "MOST_ENGINES", "Configuration", "Loop", "Tier", "TierKind"]
-
 MOST_ENGINES = 256
 DECODE_NS = 20 * 10**6
 

@@ -17,9 +17,6 @@ from .requests import Blocks
 if TYPE_CHECKING:
     from .rows import Rows
 
-__all__ = ["ChunkCache", "DeviceCache", "Found", "device_hits", "new_device"]
-
-
 _Key = tuple[int, int]
 """A chunk: its group, and the number of its last block."""
 

@@ -44,8 +44,6 @@ from .rows import Rows
 from .serving import GroupServer, Learning, SteppedRequest
 from .tiers import TieredServer
 
-__all__ = ["Counts", "Engine", "Hits", "new_engines"]
-
 ROWS_AT_ONCE = 1024  # served before Ctrl-C is handled
 
 Counts = npt.NDArray[np.int64]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ARRIVAL", "FINISH", "INDEX_HEARS", "NANOSECONDS", "PREFILL_END", "Event", "duration"]
-
 NANOSECONDS = 10**9
 FINISH, PREFILL_END, INDEX_HEARS, ARRIVAL = range(4)
 """Kinds of events, in the order in which simultaneous events are handled."""

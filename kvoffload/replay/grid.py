@@ -15,8 +15,6 @@ from .processes import Elsewhere, spread
 from .requests import DecodedTrace
 from .results import Result
 
-__all__ = ["replay_all"]
-
 
 def replay_all(
     trace: DecodedTrace,

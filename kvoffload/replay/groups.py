@@ -14,17 +14,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from kvoffload._checks import check_int
 
-__all__ = [
-    "STEP_TOKENS",
-    "ChunkIndex",
-    "Group",
-    "GroupChunks",
-    "GroupKind",
-    "GroupLayout",
-    "Retention",
-    "Runs",
-]
-
 GroupKind = Literal["full", "window", "state", "chunked"]
 """The kind of a group's cache: see `Group`."""
 

@@ -27,8 +27,6 @@ from .requests import DecodedTrace
 from .results import COUNTS, TIMES, Columns, Result
 from .rows import Rows
 
-__all__ = ["Replays", "replay"]
-
 PROGRESS_REQUESTS = 64  # between two calls of the progress function
 
 _NS_A_MS = 10**6

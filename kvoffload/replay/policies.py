@@ -25,8 +25,6 @@ from .offline import BELADY, CEILINGS, INFINITE
 if TYPE_CHECKING:
     from kvoffload.watch import Watch
 
-__all__ = ["implementation_of", "is_own", "new_manager", "new_miniature", "read_policy", "summary"]
-
 MOST_NAMES = 20
 """Most names of classes that an error lists."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

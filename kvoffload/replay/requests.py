@@ -23,8 +23,6 @@ from kvoffload.traces.objects import ObjectBatch, batches_of
 from .arrivals import Arrays, Arrivals, Collector
 from .hints import HintOptions, TraceHints
 
-__all__ = ["Blocks", "DecodedTrace", "Selection", "digest_of", "key_of"]
-
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
 Blocks = npt.NDArray[np.uint32]

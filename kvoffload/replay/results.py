@@ -15,18 +15,6 @@ from .configuration import Configuration
 from .durations import DurationHistogram
 from .events import NANOSECONDS, duration
 
-__all__ = [
-    "COUNTS",
-    "ERROR_PARTS",
-    "LOG",
-    "TIMES",
-    "Columns",
-    "Log",
-    "Result",
-    "percentiles",
-    "placement_of",
-]
-
 ERROR_PARTS = 5
 """Parts of a trace, of equally many requests, from which the errors of results are estimated."""
 

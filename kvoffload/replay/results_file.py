@@ -26,8 +26,6 @@ from .groups import GroupChunks
 from .requests import DecodedTrace, digest_of
 from .results import Result, placement_of
 
-__all__ = ["ResultsFile"]
-
 CELL = ("policy", "host", "device", "pending")
 """The fields in which the configurations of a file may differ."""
 

@@ -18,8 +18,6 @@ from .groups import GroupChunks
 from .hints import Told
 from .requests import Blocks, DecodedTrace
 
-__all__ = ["Rows"]
-
 
 class Rows:
     """The requests of a trace, numbered from 0.

@@ -25,13 +25,6 @@ from kvoffload.policies import registry
 from .groups import Chunks, GroupChunks
 from .hints import Told
 
-__all__ = [
-    "GroupServer",
-    "Learning",
-    "SteppedRequest",
-    "group_key",
-]
-
 _GROUP_BYTES = 4
 """Bytes of a group's number at the end of a key."""
 

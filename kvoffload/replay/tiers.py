@@ -23,8 +23,6 @@ from .groups import ChunkIndex
 from .hints import Told
 from .serving import GroupServer, SteppedRequest
 
-__all__ = ["TieredServer"]
-
 
 class TieredServer(GroupServer):
     """A `GroupServer` with a disk behind its manager."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from kvoffload import BlockHash
 
-__all__ = ["equal", "make_keys", "raises", "require"]
-
 
 def require(condition: object, message: str) -> None:
     """Raise AssertionError unless a condition holds."""

@@ -25,8 +25,6 @@ from .points import points
 from .report import Explanation, WatchReport, explanation
 from .shadows import Shadows
 
-__all__ = ["Watch"]
-
 LIVE_MEMORY = (0.5, 1.0, 2.0, 4.0)
 """Sizes of the shadows of a live policy other than LRU."""
 MOST_SIZES = 12

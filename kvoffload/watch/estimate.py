@@ -14,8 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LEAST_MISSES", "LEAST_SLOTS", "WIDEST", "Point", "estimate", "make_point"]
-
 LEAST_SLOTS = 256
 """Least number of sampled slots at a size for a point."""
 LEAST_MISSES = 32

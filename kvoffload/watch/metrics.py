@@ -12,8 +12,6 @@ from kvoffload.managers._watching import CAUSES, KINDS, OTHERS
 from ._watch import Watch
 from .ages import age_histogram
 
-__all__ = ["EXACT", "HEEDING", "PLAIN", "UNMARKED", "memory_label", "samples", "source_label"]
-
 UNMARKED = "none"
 """Label ``marks`` of a point without marks; Prometheus treats an empty label as missing."""
 

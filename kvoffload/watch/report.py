@@ -11,8 +11,6 @@ from .estimate import Point
 from .hints import HeardHints
 from .overdue import Overdue
 
-__all__ = ["Explanation", "WatchReport", "explanation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:

@@ -15,18 +15,6 @@ from kvoffload.types import MOST_SOURCES
 
 from .metrics import EXACT, HEEDING, PLAIN, UNMARKED, memory_label
 
-__all__ = [
-    "LEAST_GAIN",
-    "Engine",
-    "HintTrials",
-    "Shadow",
-    "SourceHints",
-    "View",
-    "advise",
-    "read_engines",
-    "view",
-]
-
 LEAST_GAIN = 0.01
 """Least gain of a change, less its error, that is reported."""
 MOST_ENGINES = 4096

@@ -12,8 +12,6 @@ from kvoffload.managers._watching import SAMPLE_RANGE, WatchPlan
 
 from .minis import AT_ONCE, Key, Miniatures, Totals
 
-__all__ = ["IN_FLIGHT", "Shadows", "Window", "lru_misses", "overlapping"]
-
 SNAPSHOTS = 15
 """Snapshots of the counters per window; its length is exact to one such part."""
 IN_FLIGHT = 0.02

@@ -61,8 +61,6 @@ from kvoffload.tiers.generation import GenerationSource
 from kvoffload.tiers.options import split_url
 from kvoffload.tiers.region import MAX_BLOCK_BYTES, allocate
 
-__all__ = ["KVOffloadL2Adapter", "KVOffloadL2AdapterConfig"]
-
 log = logging.getLogger("kvoffload.lmcache")
 
 LONGEST_S = 120.0

@@ -29,8 +29,6 @@ import numpy.typing as npt
 
 from kvoffload.tiers import Done, Tier
 
-__all__ = ["BlockingTier"]
-
 POLL_S = 1.0
 """Seconds after which the tier is polled without a signal."""
 Result = TypeVar("Result")

@@ -20,8 +20,6 @@ import torch
 from kvoffload.errors import describe
 from kvoffload.tiers import Region
 
-__all__ = ["bytes_of", "memory_of", "pages_by_address", "pages_of"]
-
 
 def bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return a contiguous tensor's memory as bytes."""

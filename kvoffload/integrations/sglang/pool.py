@@ -27,8 +27,6 @@ from kvoffload.tiers.remote.objects import PROBES
 from .blocking import BlockingTier
 from .memory import bytes_of
 
-__all__ = ["CopiedPool", "Copies", "Pool", "log"]
-
 #: The logger of this integration.
 log = logging.getLogger("kvoffload.sglang")
 

@@ -46,8 +46,6 @@ from kvoffload.tiers.generation import GenerationSource
 from .memory import bytes_of, memory_of, pages_by_address, pages_of
 from .pool import CopiedPool, Copies, Pool, log
 
-__all__ = ["KVOffloadStorage"]
-
 _OPTIONS = ("url", "pools", "weights_id", "revision", "salt", "generation", "generation_file")
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
 _PAGE_HASH = re.compile(r"[0-9a-f]{64}")

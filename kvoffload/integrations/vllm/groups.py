@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ._upstream import OffloadingConfig, installed_release
 
-__all__ = ["KVGroups"]
-
 
 @dataclass(frozen=True)
 class KVGroups:

@@ -21,15 +21,6 @@ from collections.abc import Iterator
 
 from kvoffload.types import MOST_SOURCE_CHARACTERS, Hints
 
-__all__ = [
-    "ACTION_TYPE",
-    "ACTION_VERSION",
-    "IGNORED_METRIC",
-    "LONGEST_S",
-    "MOST_ACTIONS",
-    "read_hints",
-]
-
 #: Name in vLLM of the counter of ignored parts.
 IGNORED_METRIC = "vllm:kvoffload:hints_ignored"
 

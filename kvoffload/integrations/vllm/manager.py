@@ -21,8 +21,6 @@ from .hints import IGNORED_METRIC
 from .rules import make_rules
 from .watching import WatchExport
 
-__all__ = ["CAPACITY_METRIC", "KVOffloadManager"]
-
 #: Name in vLLM of the gauge of the tokens that host memory has room for.
 CAPACITY_METRIC = "vllm:kvoffload:capacity_tokens"
 

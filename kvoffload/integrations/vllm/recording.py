@@ -43,8 +43,6 @@ from ._manager_c import hints_of  # type: ignore[import-not-found]
 from ._upstream import OffloadingConfig, OffloadingManager, ReqContext, logger
 from .groups import KVGroups
 
-__all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
-
 #: Keys of ``kv_connector_extra_config``.
 RECORD = "kvoffload_record"
 RECORD_MAX_BYTES = "kvoffload_record_max_bytes"

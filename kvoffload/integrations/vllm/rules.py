@@ -10,8 +10,6 @@ from ._ranked_lru_c import LRURules, RankedLRU  # type: ignore[import-not-found]
 from ._rules_c import ARCRules, ChainRules, UseRules  # type: ignore[import-not-found]
 from ._upstream import Release
 
-__all__ = ["make_rules"]
-
 
 def make_rules(cache_policy: str, module_path: str | None, capacity: int, release: Release) -> Any:
     """Return the rules that drive the policy `cache_policy` in a release of vLLM.

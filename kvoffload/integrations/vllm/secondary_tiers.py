@@ -52,15 +52,6 @@ from .tiering import chain_of, positions_of
 from .watching import ENGINE_PREFIX, definition
 
 vllm.check_tiering()  # also parts that these imports do not check
-__all__ = [
-    "KVOffloadFileTier",
-    "KVOffloadObjectTier",
-    "KVOffloadRedisTier",
-    "KVOffloadSharedTier",
-    "KVOffloadTier",
-    "SecondaryTier",
-    "namespace_of",
-]
 
 WAIT_LOG_S = 5.0
 """Seconds between two log lines while a reset waits for jobs."""

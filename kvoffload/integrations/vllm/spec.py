@@ -16,8 +16,6 @@ from .manager import CAPACITY_METRIC, KVOffloadManager
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .watching import WATCH, WatchExport, Watching, metric_definitions
 
-__all__ = ["KVOffloadSpec", "OwnPolicy"]
-
 _PACKAGE = __package__
 _PREFIX = "kvoffload_"
 

@@ -26,8 +26,6 @@ from . import _upstream as vllm
 from .manager import KVOffloadManager
 from .spec import OwnPolicy
 
-__all__ = ["KVOffloadPrimaryTier", "KVOffloadTieringSpec"]
-
 # Named once, since a walk looks up each chunk of a request.
 _HIT = vllm.LookupResult.HIT
 _lookup = KVOffloadManager.lookup

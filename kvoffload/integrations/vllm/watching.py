@@ -24,8 +24,6 @@ from kvoffload.watch.metrics import samples
 
 from . import _upstream as vllm
 
-__all__ = ["WATCH", "WatchExport", "Watching", "metric_definitions"]
-
 #: Key of ``kv_connector_extra_config``.
 WATCH = "kvoffload_watch"
 
