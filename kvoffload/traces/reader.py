@@ -9,6 +9,8 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
+from kvoffload._printable import plural
+
 from .errors import BadLineError, TraceError
 from .formats import FORMATS, LOG_FORMATS, recognise
 from .formats.base import Format, Parser
@@ -23,7 +25,7 @@ from .objects import OBJECTS, ObjectBatch, are_objects, object_batches, requests
 from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, record_batches
 from .prompt_blocks import PromptOptions
 from .request import Request
-from .rows import CSV, PARQUET, Rows, open_rows
+from .rows import CSV, PARQUET, ParquetRows, Rows, TableRows, open_rows
 from .scratch import scratch_file
 from .sessions import SessionOptions, SessionRows
 from .survey import BlockLengths
@@ -222,7 +224,8 @@ class Trace:
                 requests += len(made)
                 yield from made
             if requests == 0:
-                raise self._empty(max(1, rows.count), self._nothing(rows, parse))
+                got = self._nothing(rows, parse, is_settled=is_settled)
+                raise self._empty(max(1, rows.count), got)
 
     @property
     def _is_to_be_recognised(self) -> bool:
@@ -235,11 +238,17 @@ class Trace:
             raise TraceError(where.name, where.count, str(error)) from None
         self.bad_lines += 1
 
-    def _nothing(self, rows: Rows, parse: Parser) -> str:
+    def _nothing(self, rows: Rows, parse: Parser, *, is_settled: bool) -> str:
         """Return what a trace without requests has instead, in words."""
-        count, kind = self.bad_lines or rows.count, "bad" if self.bad_lines else "blank"
-        got = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
-        return parse.nothing_text or got
+        if parse.nothing_text:
+            return parse.nothing_text
+        if self.bad_lines:
+            return plural(self.bad_lines, "bad line")
+        if isinstance(rows, TableRows | ParquetRows) and rows.bytes_read:
+            return "a table without rows"
+        if is_settled:
+            return f"{plural(rows.count, 'line')} without one"
+        return plural(rows.count, "blank line") if rows.count else "an empty file"
 
     def batches(self) -> Iterator[ObjectBatch] | None:
         """Return the rows in arrays if it is a trace of single objects, else None.
