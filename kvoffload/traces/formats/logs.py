@@ -59,7 +59,7 @@ PLACES = within(("", "request"), "call_type", "url", "path", "endpoint", "reques
 """Places of the name of the call that a row is of."""
 _OTHER_CALLS = re.compile(
     r"(?:^|[/_a])(?:embeddings?|rerank|moderations?|transcriptions?|speech|images?/|image_|"
-    r"count_tokens|(?:de)?tokenize)",
+    r"count_tokens|(?:de)?tokenize)|/(?:models|health\w*|metrics|ping|version)/?(?:\?|$)",
     re.IGNORECASE,
 )
 STATUSES = (
