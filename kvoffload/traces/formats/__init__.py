@@ -6,6 +6,7 @@ import contextlib
 import re
 from typing import Any
 
+from kvoffload._printable import plural
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.objects import are_objects
@@ -36,10 +37,12 @@ NO_SHARING = (
     "a trace must have the ids of blocks, or prompts: counts of tokens do not show what prompts "
     "share"
 )
+TAR_AT = 257  # where an archive of tar has its mark
 MOST_NAME = 60  # characters of the name of a column
 MOONCAKE_FIELDS = {"input_length", "output_length"}
 _COUNT = re.compile(r"tokens?(?![a-z])|_length\b|token_?count", re.IGNORECASE)
 _TEXT = re.compile(r"prompt|messages?|text|content|body|input|hash", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_]{1,40}")  # of a field, as jq takes it
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
 _HASHES = re.compile(rb"(?:(?:0[xX])?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
@@ -79,7 +82,17 @@ def recognise(line: bytes, *, logs_only: bool = False) -> Format:
         raise BadLineError(f"{NO_SHARING}, got {describe(counts)}")
     if not row or row.keys() & MOONCAKE_FIELDS:
         return MOONCAKE
-    raise BadLineError(unknown(row, nearest(row)))
+    raise BadLineError(_page(row) or unknown(row, nearest(row)))
+
+
+def _page(row: dict[str, Any]) -> str:
+    """Return what is wrong with a row whose list has rows of a log, else an empty text."""
+    for name, value in row.items():
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, dict) and _NAME.fullmatch(name) and log_of(first) is not None:
+            rule = f"must have one request, got a page of {plural(len(value), 'row')}"
+            return f"{rule}: jq -c '.{name}[]' writes a line of each"
+    return ""
 
 
 def _is_count(value: object) -> bool:
@@ -89,6 +102,8 @@ def _is_count(value: object) -> bool:
 
 def _advice(line: bytes) -> str | None:
     """Return how to convert a file to one object per line; None if it is not known."""
+    if line[TAR_AT:].startswith(b"ustar"):
+        return "a tar archive: tar -xf unpacks it"
     if b"\0" in line:
         return "--format oracle-general reads libCacheSim's binary traces"
     if are_objects(line):

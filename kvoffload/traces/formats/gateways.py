@@ -298,7 +298,7 @@ LOGS: dict[str, Log] = {
 
 
 def nearest(given: dict[str, Any]) -> str:
-    """Return the name of the log whose fields a row has most of; empty if it has hardly any."""
+    """Return the name of the log whose fields a row has most of; empty if hardly any, or a tie."""
     names = {*given} | {
         name for value in given.values() if isinstance(value, dict) for name in value
     }
@@ -307,8 +307,9 @@ def nearest(given: dict[str, Any]) -> str:
         for log in LOGS.values()
         if log.hashes is None
     }
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= LEAST_COMMON else ""
+    most = max(counts.values())
+    best = [name for name, count in counts.items() if count == most]
+    return best[0] if most >= LEAST_COMMON and len(best) == 1 else ""
 
 
 def log_of(given: dict[str, Any]) -> Log | None:

@@ -76,6 +76,7 @@ NO_ERROR = ("", "none", "null", "nan", "false", "0", "no", "ok")
 MOST_LEVELS = 3  # of objects within a row in which a field is named
 MOST_NAMED = 50  # fields that are not read
 MOST_SHOWN, MOST_GUESSED = 80, 70  # characters of the fields of a row that is not known
+MOST_NAME = 64  # characters of a text without a blank that is taken for a name, such as a digest
 REMEMBERED = 2**18  # requests of which a later row is known
 MOST_PART_TOKENS = 2**20  # of a request's parts without text
 MOST_STATED = 2
@@ -596,17 +597,25 @@ def unknown(row: dict[str, Any], near: str = "") -> str:
     if len(shown) > MOST_SHOWN:
         cut = shown[:MOST_SHOWN]
         shown = f"{cut.rpartition(', ')[0] or cut}, …"
+    guess = _guess(row, names)
+    skipped = "" if guess.startswith("messages=") else "; --skip-bad skips rows that have none"
     return (
         "must have messages, a prompt or the ids of blocks, got an object with the fields "
         f"{shown or 'of no name'}{near and f' (most like {near})'}; "
-        f"--fields {shlex.quote(_guess(row, names))} names where they are"
+        f"--fields {shlex.quote(guess)} names where they are{skipped}"
     )
 
 
 def _names(holder: Mapping[str, Any], path: str, levels: int) -> Iterator[str]:
-    """Yield the dotted names of the fields of an object that can be written."""
+    """Yield the dotted names of the fields of an object that can be written.
+
+    A text that holds a request is an object, as in a container's log; any other may be a prompt.
+    """
     for name, value in holder.items():
         if _FIELD.fullmatch(name):
+            inner = unpacked(value) if isinstance(value, str) and value[:1] == "{" else None
+            if isinstance(inner, dict) and inner.keys() & {*PROMPTS, *BODIES}:
+                value = inner  # noqa: PLW2901
             if isinstance(value, dict) and value and levels > 1:
                 yield from _names(value, f"{path}{name}.", levels - 1)
             else:
@@ -622,7 +631,7 @@ def _guess(row: dict[str, Any], names: list[str]) -> str:
     texts = [
         name
         for name in asked
-        if (isinstance(at(name), str) and not _is_time(at(name))) or _are_all(int, at(name))
+        if (isinstance(at(name), str) and _is_prose(at(name))) or _are_all(int, at(name))
     ]
     texts.sort(key=lambda name: -len(at(name)))
     first = lists[0] if lists else texts[0] if texts else "FIELD"
@@ -636,10 +645,12 @@ def _guess(row: dict[str, Any], names: list[str]) -> str:
     return ",".join(found)
 
 
-def _is_time(text: str) -> bool:
+def _is_prose(text: str) -> bool:
+    """Return whether a text may be a prompt, not a time, or a name of a model, path or session."""
     with suppress(BadLineError):
-        return unix_seconds(text, "") >= 0
-    return False
+        unix_seconds(text, "")
+        return False
+    return " " in text or len(text) > MOST_NAME
 
 
 def _are_all(kind: type, value: object) -> bool:
@@ -647,7 +658,7 @@ def _are_all(kind: type, value: object) -> bool:
 
 
 _LIKE = {
-    "time": re.compile(r"time|created|(?:^|[_.])at$|date|^ts$", re.IGNORECASE),
+    "time": re.compile(r"time|created|(?:^|[_.])at$|date|(?:^|\.)ts$", re.IGNORECASE),
     "session": re.compile(r"session|conv|thread|chat_?id|user", re.IGNORECASE),
     "model": re.compile(r"model", re.IGNORECASE),
     "output": re.compile(r"(completion|output|generated).*tokens?", re.IGNORECASE),
