@@ -508,7 +508,8 @@ def _enough(advice: Advice) -> str:
         else "lowest price"
     )
     times = (
-        f", with 95 % of its first tokens, error added, within {SLOWER:g} times the least time,"
+        ", with 95 % of its first tokens, error added, within "
+        f"{SLOWER:g} times the least time of such fleets,"
         if advice.setup.rate
         else ""
     )
