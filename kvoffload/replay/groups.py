@@ -405,11 +405,11 @@ class GroupChunks:
     def length_of(self, input_length: int, num_blocks: int) -> int:
         """Return the tokens of a prompt with a number of blocks in the trace.
 
-        An unknown length, 0, becomes that of the blocks plus one token; a length beyond the blocks
-        is cut before the next block. If blocks count as full, the length is that of the blocks.
+        An unknown length, 0 with blocks, becomes that of the blocks plus one token; a length beyond
+        the blocks is cut before the next block. If blocks count as full, it is that of the blocks.
         """
         known = num_blocks * self.block_tokens
-        if self.is_plain:
+        if self.is_plain or not (input_length or num_blocks):
             return known
         return min(input_length or known + 1, known + self.block_tokens - 1)
 
