@@ -98,7 +98,11 @@ class GenerationSource:
         if name:
             raise ValueError(f"generation must not be given with generation_file, got {name!r}")
         self._path = Path(path).absolute()
-        self.first = self._read(self._path)
+        try:
+            self.first = self._read(self._path)
+        except OSError as error:
+            rule = f"generation_file must be readable: {error.strerror}"
+            raise OSError(error.errno, rule, str(path)) from None
 
     def _read(self, path: Path) -> str:
         with open(path, "rb", buffering=0, opener=_open) as file:

@@ -145,7 +145,7 @@ def test_without_a_file_the_name_after_a_reset_is_random(tmp_path: Path) -> None
     assert source.first == "step 1"
     assert source.after_reset() != source.after_reset()
     path = tmp_path / "generation"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="generation_file must be readable: No such file"):
         GenerationSource("", path)
     for text in ("a\nb", "", "\n"):
         path.write_text(text)
