@@ -67,13 +67,14 @@ def test_the_corpus_reaches_every_policy_and_every_form_of_trace(twins: Twins) -
 
 def test_the_corpus_reaches_every_log_and_every_option() -> None:
     pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from kvoffload.traces.formats import LOG_FORMATS
     from tests.fuzz.options import READERS, run_options
     from tests.fuzz.prompts import FORMATS, run_prompts
 
     logs = [path.read_bytes() for path in inputs("prompts")]
     values = [path.read_bytes() for path in inputs("options")]
-    assert {data[0] % len(FORMATS) for data in logs if run_prompts(data)} == set(
-        range(len(FORMATS))
-    )
+    assert {*FORMATS} == {*LOG_FORMATS, "csv", None}
+    found = {data[0] % len(FORMATS) for data in logs if run_prompts(data)}
+    assert found == set(range(len(FORMATS)))
     read = {data[0] % len(READERS) for data in values if run_options(data)}
     assert read == set(range(len(READERS)))

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import random
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -59,8 +61,11 @@ def expected(tmp_path_factory):
     return read(write(tmp_path_factory.mktemp("plain"), lines(OPENAI)))[0]
 
 
-def test_every_log_has_samples():
+def test_every_log_has_samples_and_a_row_of_the_guide():
     assert {name for name, _ in LOGS} | {"litellm-blocks"} == {*LOG_FORMATS}
+    guide = Path(__file__).parents[2].joinpath("docs/how-to/traces.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^\| (`.*?`) \|", guide.partition("## Logs of gateways")[2])
+    assert not {*LOG_FORMATS} - {*re.findall("`(.*?)`", " ".join(rows))}
 
 
 @pytest.mark.parametrize("format", ["openai", None])
