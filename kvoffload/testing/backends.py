@@ -65,6 +65,7 @@ class BackendConformance(ABC):
             backend.free(status)
         equal(backend.get_num_free_blocks(), 2, "number of free blocks")
         again = backend.allocate_blocks(make_keys(2, 4))
+        require({*map(id, again)}.isdisjoint(map(id, statuses)), "statuses must be new objects")
         equal({self.place_of(backend, one) for one in again}, places, "places")
 
     def test_a_spec_changes_nothing(self) -> None:

@@ -74,6 +74,15 @@ class KeepsWhatIsFreed(ListBackend):
         pass
 
 
+class GivesAFreedStatusAgain(ListBackend):
+    def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
+        freed = {one.block_id: one for one in self.freed}
+        statuses = [freed.get(one.block_id, one) for one in super().allocate_blocks(hashes)]
+        for status in statuses:
+            status.ref_cnt = -1
+        return statuses
+
+
 class NamesNoPlaces(ListBackend):
     def get_load_store_spec(self, hashes: Any, blocks: Any) -> list[int]:
         return [block.block_id for block in blocks]
