@@ -49,9 +49,8 @@ def structure(requests):
 
 
 def read(path, **options):
-    trace = Trace(
-        path, format=options.pop("format", None), prompts=PromptOptions(salt="s", **options)
-    )
+    format = options.pop("format", None)
+    trace = Trace(path, format=format, prompts=PromptOptions(salt="s", **options))
     return structure(trace), trace
 
 
@@ -95,16 +94,11 @@ def test_a_request_that_has_two_rows_counts_once_if_its_log_has_ids(tmp_path, na
 def test_every_log_shows_the_same_and_dirty_lines_are_skipped(expected, tmp_path, name, rows):
     rows = lines(rows).splitlines()
     rows[5:5] = [
-        "not json",
-        '{"messages": null, "timestamp": 1}',
-        "[1, 2",
+        *("not json", '{"messages": null, "timestamp": 1}', "[1, 2"),
         '{"a": "' + "x" * 300 + '"}',
     ]
-    trace = Trace(
-        write(tmp_path, "\n".join([*rows, rows[-1][:200]])),
-        skip_bad=True,
-        prompts=PromptOptions(salt="s"),
-    )
+    path = write(tmp_path, "\n".join([*rows, rows[-1][:200]]))
+    trace = Trace(path, skip_bad=True, prompts=PromptOptions(salt="s"))
     assert structure(trace) == expected
     assert (trace.format, trace.block_tokens, trace.has_hashes) == (name, 16, True)
     assert trace.bad_lines >= 3
