@@ -161,7 +161,8 @@ class UserPolicy:
             is_new = type(block_hash) is bytes and block_hash not in left
             own = self._resident.get(block_hash) if is_new else None
             if own is None:
-                fault = fault or f"evicted a block that is not resident: {describe(block_hash)}"
+                show = describe_hash if type(block_hash) is bytes else describe
+                fault = fault or f"evicted a block that is not resident: {show(block_hash)}"
             elif own.ref_cnt != 0 or block_hash in protected:
                 fault = fault or (
                     f"must evict idle blocks that are not protected, "

@@ -234,13 +234,13 @@ FAULTS: list[tuple[str, Callable[..., Any], type[BaseException], str]] = [
         "evict",
         answering(lambda victims: victims and [*victims[:-1], (b"x", victims[-1][1])]),
         PolicyError,
-        "not resident: ",
+        "not resident: 78$",
     ),
     (
         "evict",
         answering(lambda victims: victims and [*victims[:-1], ([], victims[-1][1])]),
         PolicyError,
-        "not resident: ",
+        r"not resident: \[\]$",
     ),
     *(("make_room", lambda *_, answer=each: answer, PolicyError, "Faulty") for each in ANSWERS),
 ]
