@@ -83,6 +83,7 @@ ADDRESSES = [
     ("slab:/nonexistent?capacity=lots", "option capacity must be bytes"),
     (f"{SLAB}&place=2", "option 'place' must be one of capacity"),
     (f"{SLAB}&capacity=2MB", "option 'capacity' must be given once"),
+    ("s3://bucket?endpoint=http://host", "endpoint must begin with https: unless http is yes"),
     ("slab://kv?capacity=1MB", "a folder must be written as slab:kv or slab:/kv, got slab://"),
     ("slab:/nonexistent?capacity", "options must read option=value"),
     (f"{SLAB}&threads=two", "option threads must be a whole number"),

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -345,8 +346,14 @@ def _open(scheme: str, place: str, namespace: Namespace, /, **options: str) -> O
 
 
 def _read(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of a tier, with those of the store and of its client as dicts."""
+    """Return the arguments of a tier, with those of the store and of its client as dicts.
+
+    ValueError also for an endpoint of plain HTTP, to which the client would send nothing.
+    """
     arguments = read_options(options, _READERS)
+    allows_http = arguments.get("allow_http") or "AWS_ALLOW_HTTP" in os.environ
+    if arguments.get("endpoint", "").startswith("http:") and not allows_http:
+        raise ValueError("endpoint must begin with https: unless http is yes, got http:")
     for keyword, names in (("config", ("endpoint", "region")), ("client_options", ("allow_http",))):
         arguments[keyword] = {name: arguments.pop(name) for name in names if name in arguments}
     return arguments
