@@ -73,7 +73,7 @@ def namespace(**fields: object) -> Namespace:
 
 
 def nested(depth: int) -> object:
-    return 0 if depth == 0 else [nested(depth - 1)]
+    return [nested(depth - 1)] if depth % 2 else depth and {"in": nested(depth - 1)}
 
 
 ADDRESSES = [

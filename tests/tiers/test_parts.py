@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvoffload.testing.tiers import run
@@ -76,6 +76,7 @@ class TestRegion:
         ),
         st.integers(1, 4),
     )
+    @example([(0, 8, 4), (4, 8, 4)], 3)
     def test_blocks_are_their_pieces_of_all_parts_which_may_not_overlap(
         self, parts, num_blocks
     ) -> None:
