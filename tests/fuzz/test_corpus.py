@@ -74,7 +74,6 @@ def test_the_corpus_reaches_every_log_and_every_option() -> None:
     logs = [path.read_bytes() for path in inputs("prompts")]
     values = [path.read_bytes() for path in inputs("options")]
     assert {*FORMATS} == {*LOG_FORMATS, "csv", None}
-    found = {data[0] % len(FORMATS) for data in logs if run_prompts(data)}
-    assert found == set(range(len(FORMATS)))
+    assert {data[0] % len(FORMATS) for data in logs if run_prompts(data)} == {*range(len(FORMATS))}
     read = {data[0] % len(READERS) for data in values if run_options(data)}
     assert read == set(range(len(READERS)))

@@ -62,8 +62,10 @@ def expected(tmp_path_factory):
 
 def test_every_log_has_samples_and_a_row_of_the_guide():
     assert {name for name, _ in LOGS} | {"litellm-blocks"} == {*LOG_FORMATS}
-    guide = Path(__file__).parents[2].joinpath("docs/how-to/traces.md").read_text("utf-8")
-    rows = re.findall(r"(?m)^\| (`.*?`) \|", guide.partition("## Logs of gateways")[2])
+    guide = Path(__file__).parents[2] / "docs" / "how-to" / "traces.md"
+    if not guide.is_file():
+        pytest.skip("the source tree is not beside the tests")
+    rows = re.findall(r"(?m)^\| (`.*?`) \|", guide.read_text("utf-8").split("## Logs of")[1])
     assert not {*LOG_FORMATS} - {*re.findall("`(.*?)`", " ".join(rows))}
 
 
