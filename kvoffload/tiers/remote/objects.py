@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -292,6 +291,9 @@ def _settings(
     url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the client's settings; ValueError, which shows none of them, if they are wrong."""
+    # to which the client would send nothing, whatever AWS_ALLOW_HTTP says
+    if str(config.get("endpoint")).startswith("http:") and not client_options.get("allow_http"):
+        raise ValueError("endpoint must begin with https: unless http is yes, got http:")
     require("obstore", "ObjectTier", "objects")
     import obstore.exceptions
     import obstore.store
@@ -346,14 +348,8 @@ def _open(scheme: str, place: str, namespace: Namespace, /, **options: str) -> O
 
 
 def _read(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of a tier, with those of the store and of its client as dicts.
-
-    ValueError also for an endpoint of plain HTTP, to which the client would send nothing.
-    """
+    """Return the arguments of a tier, with those of the store and of its client as dicts."""
     arguments = read_options(options, _READERS)
-    allows_http = arguments.get("allow_http") or "AWS_ALLOW_HTTP" in os.environ
-    if arguments.get("endpoint", "").startswith("http:") and not allows_http:
-        raise ValueError("endpoint must begin with https: unless http is yes, got http:")
     for keyword, names in (("config", ("endpoint", "region")), ("client_options", ("allow_http",))):
         arguments[keyword] = {name: arguments.pop(name) for name in names if name in arguments}
     return arguments
